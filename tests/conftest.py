@@ -8,8 +8,6 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +24,7 @@ for _name in ("CI", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE")
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marks `skipif` are looked at
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         if says_yes(os.environ.get(REQUIRE_GPU)):
             pytest.fail(f"{REQUIRE_GPU} is set, and there is no CUDA device here", pytrace=False)
@@ -40,7 +38,7 @@ ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
+def chromium():
     """A headless Chromium, one a process: Playwright starts once in each.
 
     Skipped where none is found, unless KVBENCH_REQUIRE_BROWSER=1: then its absence is a failure.
@@ -61,12 +59,12 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def _tiny_models() -> dict[str, Any]:
+def _tiny_models():
     return {}
 
 
 @pytest.fixture
-def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
+def runner_context(_tiny_models):
     """make(runner, baseline=None, model="tiny-llama", **keys): keys of the cell's spec and the runner's
     options.
     """
@@ -80,7 +78,7 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
 
     torch.set_num_threads(1)
 
-    def make(runner: str, baseline: Any = None, model: str = "tiny-llama", **keys: Any) -> Context:
+    def make(runner, baseline=None, model="tiny-llama", **keys):
         options = {name: option.default for name, option in RUNNERS[runner].options.items()}
         options |= {k: keys.pop(k) for k in list(keys) if k in options}
         spec = (
@@ -94,13 +92,13 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
         loaded = _tiny_models[name]
         decision = resolve(request_of(spec), loaded.facts)
 
-        def engine(sequences: int, tokens: int) -> Engine:
+        def engine(sequences, tokens):
             return Engine(loaded, decision, spec, sequences=sequences, tokens=tokens)
 
-        def native(sequences: int, tokens: int) -> Engine:
+        def native(sequences, tokens):
             return Engine(loaded, native_of(decision), spec, sequences=sequences, tokens=tokens)
 
-        def emulator(sequences: int, tokens: int) -> Engine:
+        def emulator(sequences, tokens):
             choice, own = emulator_of(decision, spec)
             return Engine(loaded, choice, own, sequences=sequences, tokens=tokens)
 
@@ -110,7 +108,7 @@ def runner_context(_tiny_models: dict[str, Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def looping_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def looping_model(tmp_path_factory):
     """A folder with the config of tiny-llama with small random weights: its greedy text soon repeats
     itself.
     """
@@ -122,18 +120,18 @@ def looping_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def as_baseline() -> Callable[..., Any]:
+def as_baseline():
     """The record that a baseline's measurement becomes."""
     from tests.factories.runs.made import record
 
-    def make(ctx: Any, measured: Any) -> Any:
+    def make(ctx, measured):
         return record("runner", measured.samples, measured.facts, spec=ctx.spec, options=ctx.options)
 
     return make
 
 
 @pytest.fixture
-def backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def backwards(monkeypatch):
     """A wall clock that goes back an hour whenever it is asked."""
     moments = itertools.count(10**9, -3600)
     monkeypatch.setattr("time.time", lambda: float(next(moments)))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from kvbench.cli.exits import unreadable
-from kvbench.errors import UsageError
+from kvbench.cli.output import DAMAGED, show, unreadable
 
 KEPT_GATE = "gate.yaml"  # the policy that judged a run, in its folder
 
@@ -19,14 +17,10 @@ def judge(
     gate: Path | None,
     as_json: bool,
     quiet: bool = False,
-    require_device: bool | None = None,
-    announced: bool = True,
+    require_device: bool | None = None,  # None: what the environment says
+    announced: bool = True,  # whether a CI system is told
 ) -> int:
-    """Judge stored records, write the report, print the result; returns the exit code.
-
-    quiet: only the verdict and the files; require_device: None for what the environment says; announced:
-    whether a CI system is told.
-    """
+    """Judge stored records, write the report, print the result; returns the exit code."""
     from kvbench.files import write_file
     from kvbench.gate import evaluate as gates
     from kvbench.machine.ci import device_required
@@ -49,11 +43,9 @@ def judge(
     run = replace(run, manifest=replace(run.manifest, gate=str(named) if named else None))
     try:
         rows = derive(run)
-        required = device_required(require_device, os.environ)
-        verdict = gates.evaluate(policy, run, rows, required)
+        verdict = gates.evaluate(policy, run, rows, device_required(require_device, os.environ))
         judged = JudgedRun(run, rows, verdict)
-        definitions = {name: metric.definition for name, metric in METRICS.items()}
-        view = build(judged, definitions)
+        view = build(judged, {name: metric.definition for name, metric in METRICS.items()})
         unprinted: OSError | None = None  # a full disk or a closed pipe must not cost the report
         if not (as_json or quiet):
             try:
@@ -62,15 +54,15 @@ def judge(
             except OSError as e:
                 unprinted = e
         paths = write_all(run_dir, judged, view)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
-        raise UsageError(unreadable(run_dir, e)) from e
+    except DAMAGED as e:
+        raise unreadable(run_dir, e) from e
     try:
         if unprinted:
             raise unprinted
         if gate is not None:
             write_file(run_dir / KEPT_GATE, gate.read_text(encoding="utf-8"))
         if as_json:
-            print(json.dumps(result_json(judged), ensure_ascii=False, allow_nan=False))
+            show(True, result_json(judged), "")
         else:
             show_verdict(view, sys.stdout, paths)
         if announced:
@@ -85,11 +77,10 @@ def judge(
 
 
 def policy_of(run_dir: Path, named: str | None) -> Path | None:
-    """The policy that judged the run last, which it keeps; of a run that none has judged yet, the one that
-    its matrix names, or None.
+    """The policy that judged the run last, which it keeps; else the one that its matrix names, or None.
 
-    named: the gate of the matrix. Where its file has come to differ from the copy, that is said and the copy
-    judges: a policy given with --gate must not give way in silence.
+    named: the gate of the matrix. If its file differs from the copy, the copy judges and a message says so: a
+    policy given with --gate must not give way in silence.
     """
     kept, file = run_dir / KEPT_GATE, Path(named) if named else None
     if not kept.is_file():

@@ -9,27 +9,12 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from kvbench import __version__
-from kvbench.cli.commands.assets import data, models
-from kvbench.cli.commands.checkpoints import calibrate, quantize
-from kvbench.cli.commands.compare import compare, history
-from kvbench.cli.commands.doctor import doctor
-from kvbench.cli.commands.formats import backends, formats
-from kvbench.cli.commands.init import init
-from kvbench.cli.commands.judge import gate, report
-from kvbench.cli.commands.lm_eval import lm_eval
-from kvbench.cli.commands.merge import merge
-from kvbench.cli.commands.plan import plan
-from kvbench.cli.commands.published import check_table, reproduce
-from kvbench.cli.commands.run import run
-from kvbench.cli.commands.schema import schema
-from kvbench.cli.commands.selftest import selftest
-from kvbench.cli.commands.validate import validate
+from kvbench.cli.commands import catalog, compare, engine, preflight, published, run
 from kvbench.cli.examples import epilog
 from kvbench.cli.signals import end_cleanly
 
@@ -41,37 +26,19 @@ app = typer.Typer(
     help="Proves which precision an engine ran in, measures what it costs and gains, and judges whether it "
     "may ship.",
 )
-
 # In the order of the help text.
-COMMANDS: dict[str, Callable[..., None]] = {
-    "init": init,
-    "validate": validate,
-    "plan": plan,
-    "run": run,
-    "gate": gate,
-    "report": report,
-    "merge": merge,
-    "compare": compare,
-    "history": history,
-    "check-table": check_table,
-    "reproduce": reproduce,
-    "selftest": selftest,
-    "calibrate": calibrate,
-    "quantize": quantize,
-    "lm-eval": lm_eval,
-    "schema": schema,
-    "formats": formats,
-    "backends": backends,
-    "doctor": doctor,
-    "models": models,
-    "data": data,
-}
-# For a command that passes its arguments on.
-PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+_FUNCTIONS = (
+    *(preflight.init, preflight.validate, preflight.plan),
+    *(run.run, run.gate, run.report, run.merge, compare.compare, compare.history),
+    *(published.check_table, published.reproduce),
+    *(engine.selftest, engine.calibrate, engine.quantize, engine.lm_eval),
+    *(catalog.schema, catalog.formats, catalog.backends, preflight.doctor, catalog.models, catalog.data),
+)
+COMMANDS = {function.__name__.replace("_", "-"): function for function in _FUNCTIONS}
 for _name, _command in COMMANDS.items():
-    app.command(_name, epilog=epilog(_name), context_settings=PASSED_ON if _name == "lm-eval" else None)(
-        _command
-    )
+    # lm-eval passes its arguments on.
+    _settings = {"allow_extra_args": True, "ignore_unknown_options": True} if _name == "lm-eval" else None
+    app.command(_name, epilog=epilog(_name), context_settings=_settings)(_command)
 
 
 def _version(value: bool) -> None:
@@ -80,12 +47,11 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+_Version = typer.Option("--version", callback=_version, is_eager=True, help="Show the version")
+
+
 @app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version")
-    ] = False,
-) -> None:
+def _root(version: Annotated[bool, _Version] = False) -> None:
     """Options of every command."""
 
 

@@ -1,141 +1,75 @@
-"""Options that several commands share, and what is checked of them."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from kvbench.cli import completion
-from kvbench.errors import UsageError
 
 RERUNS = ("missing", "failed", "all")
 EXECUTORS = ("inline", "local", "ray")
+DTYPES = "float32|bfloat16|float16"
 
-MatrixArg = Annotated[
-    Path, typer.Argument(help="YAML matrix, e.g. matrices/int8.yaml", autocompletion=completion.matrices)
+Matrix = Annotated[
+    Path, Argument(help="YAML matrix, e.g. matrices/int8.yaml", autocompletion=completion.matrices)
 ]
-RunArg = Annotated[
-    Path, typer.Argument(help="Run directory that `kvbench run` wrote", autocompletion=completion.runs)
+Run = Annotated[Path, Argument(help="Run directory that `kvbench run` wrote", autocompletion=completion.runs)]
+Set = Annotated[
+    list[str], Option("--set", metavar="KEY=VALUE", help="Override a key: --set runners.latency.repeats=5")
 ]
-SetOption = Annotated[
-    list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set runners.latency.repeats=5"),
+Select = Annotated[
+    str | None, Option("-k", metavar="EXPR", help="Keep cells by name: -k 'int8_sym and not batch=4'")
 ]
-SelectOption = Annotated[
-    str | None, typer.Option("-k", metavar="EXPR", help="Keep cells by name: -k 'int8_sym and not batch=4'")
+Data = Annotated[
+    Path | None, Option("--data-dir", envvar="KVBENCH_DATA_DIR", help="Folder of the evaluation data")
 ]
-DataOption = Annotated[
-    Path | None, typer.Option("--data-dir", envvar="KVBENCH_DATA_DIR", help="Folder of the evaluation data")
+Out = Annotated[Path | None, Option("--out", help="Run directory (default: runs/ and the matrix's name)")]
+_JUDGED = "Gate policy (default: the last one that judged the run, else the one its matrix names)"
+_NAMED = "Gate policy (default: the one the matrix names)"
+Gate = Annotated[Path | None, Option("--gate", help=_NAMED, autocompletion=completion.gates)]
+Judge = Annotated[Path | None, Option("--gate", help=_JUDGED, autocompletion=completion.gates)]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print only the verdict and the files; no progress")]
+_MISSING = (
+    "Fail where cells need a device that is missing (default: in CI; elsewhere they are skipped, exit code 3)"
+)
+Device = Annotated[
+    bool | None, Option("--require-device/--no-require-device", help=_MISSING, show_default=False)
 ]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", help="Run directory (default: runs/ and the matrix's name)")
-]
-GateOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--gate", help="Gate policy (default: the one the matrix names)", autocompletion=completion.gates
-    ),
-]
-JudgeOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--gate",
-        help="Gate policy (default: the last one that judged the run, else the one its matrix names)",
-        autocompletion=completion.gates,
-    ),
-]
-QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print only the verdict and the files; no progress")
-]
-DeviceOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--require-device/--no-require-device",
-        help="Fail where cells need a device that is missing (default: in CI; elsewhere they are skipped, "
-        "exit code 3)",
-        show_default=False,
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout")]
-RerunOption = Annotated[
-    str,
-    typer.Option(
-        "--rerun", help="Which tasks to measure again: missing, failed or all", metavar="|".join(RERUNS)
-    ),
-]
-UntilOption = Annotated[
-    bool,
-    typer.Option(
-        "--until-decided",
-        help="Start with cheap checks and small samples; stop as soon as the verdict is certain",
-    ),
-]
-DryOption = Annotated[bool, typer.Option("--dry-run", help="Print what `kvbench plan` prints; run nothing")]
-CanaryOption = Annotated[
-    bool,
-    typer.Option(
-        "--canary",
-        help="Measure exact bytes and evidence of each engine configuration first; stop if one is not as "
-        "requested",
-    ),
-]
-ExecutorOption = Annotated[
-    str,
-    typer.Option(
-        "--executor",
-        metavar="|".join(EXECUTORS),
-        help="Where cells are measured: in this process, each in a new process (with a GPU of its own), or "
-        "on a "
-        "Ray cluster",
-    ),
-]
-JobsOption = Annotated[
+Json = Annotated[bool, Option("--json", help="Print the result as JSON on stdout")]
+_RERUN = "Which tasks to measure again: missing, failed or all"
+Rerun = Annotated[str, Option("--rerun", help=_RERUN, metavar="|".join(RERUNS))]
+_DECIDED = "Start with cheap checks and small samples; stop as soon as the verdict is certain"
+Until = Annotated[bool, Option("--until-decided", help=_DECIDED)]
+Dry = Annotated[bool, Option("--dry-run", help="Print what `kvbench plan` prints; run nothing")]
+_CANARY = (
+    "Measure exact bytes and evidence of each engine configuration first; stop if one is not as requested"
+)
+Canary = Annotated[bool, Option("--canary", help=_CANARY)]
+_WHERE = (
+    "Where cells are measured: in this process, each in a new process (with a GPU of its own), or on a "
+    "Ray cluster"
+)
+Executor = Annotated[str, Option("--executor", metavar="|".join(EXECUTORS), help=_WHERE)]
+Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", help="Cells at once with --executor local (default: one a GPU, one on a CPU)"),
+    Option("--jobs", help="Cells at once with --executor local (default: one a GPU, one on a CPU)"),
 ]
-ShardOption = Annotated[
+Shard = Annotated[
     str | None,
-    typer.Option("--shard", metavar="I/N", help="Only the I-th of N shards of the matrix; see kvbench merge"),
+    Option("--shard", metavar="I/N", help="Only the I-th of N shards of the matrix; see kvbench merge"),
 ]
-OnlyOption = Annotated[
-    list[str], typer.Option("--only", metavar="METRIC", help="Only this metric; repeatable: --only itl_ms")
+Only = Annotated[
+    list[str], Option("--only", metavar="METRIC", help="Only this metric; repeatable: --only itl_ms")
 ]
-MarginOption = Annotated[
-    float | None,
-    typer.Option(
-        "--margin-pct",
-        help="Largest difference that still counts as the same, in % (shares: in points), instead of the "
-        "margins in "
-        "docs/comparing.md; bytes stay exact",
-    ),
+_LARGEST = (
+    "Largest difference that still counts as the same, in % (shares: in points), instead of the margins in "
+    "docs/comparing.md; bytes stay exact"
+)
+Margin = Annotated[float | None, Option("--margin-pct", help=_LARGEST)]
+Markdown = Annotated[
+    Path | None, Option("--markdown", metavar="FILE", help="Also write the result as Markdown")
 ]
-MarkdownOption = Annotated[
-    Path | None, typer.Option("--markdown", metavar="FILE", help="Also write the result as Markdown")
-]
-HtmlOption = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Also write the result as one HTML page")
-]
-
-
-def check_data_dir(data_dir: Path | None) -> None:
-    from kvbench.data.corpora import HUB
-
-    if data_dir is not None and str(data_dir) != HUB and not data_dir.is_dir():
-        raise UsageError(
-            f"The data folder {data_dir} does not exist; give a folder with the files that docs/matrices.md "
-            f"lists "
-            f"under Evaluation data, or {HUB} to fetch them from the hub."
-        )
-
-
-def rerun_of(value: str) -> Any:
-    if value not in RERUNS:
-        raise UsageError(f"--rerun {value} is not known; use missing, failed or all.")
-    return value
-
-
-def folder_of(name: str, share: Any) -> Path:
-    """The run directory without --out."""
-    return Path("runs") / (f"{name}.shard-{share.shard.number}-of-{share.shard.of}" if share else name)
+Html = Annotated[Path | None, Option("--html", metavar="FILE", help="Also write the result as one HTML page")]

@@ -1,5 +1,4 @@
-"""`kvbench run --canary`: the cheapest tasks of each engine configuration run first, and the rest only if
-they pass.
+"""`kvbench run --canary`: the cheapest tasks of each engine configuration run first; the rest if they pass.
 
 An engine configuration is a cell without batch and context, represented by its smallest cell. Its cheapest
 tasks are those of exact bytes or, where the matrix measures none, the first of the cheapest stage. Their
@@ -8,10 +7,8 @@ records hold the evidence that the precision check judges, and the rest of the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from kvbench.files import content_hash
 from kvbench.gate import evaluate as gates
@@ -22,8 +19,8 @@ from kvbench.matrix.load import Matrix
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import derive
 from kvbench.records.record import Record
-from kvbench.records.run import CANARY, Manifest, Run, RunDir, Stopped
-from kvbench.run.execute import Executor, Rerun, Watcher, announce, manifest_of, measuring
+from kvbench.records.run import CANARY, Manifest, Run, Stopped
+from kvbench.run.execute import Setup, announce, manifest_of, measuring
 
 PLACE = "the canary"
 _SIZE = ("batch", "context")
@@ -31,9 +28,7 @@ _SIZE = ("batch", "context")
 
 @dataclass(frozen=True)
 class Canary:
-    """cells: the smallest of each engine configuration; tasks: what is measured on them, in the matrix's
-    order.
-    """
+    """cells: the smallest of each engine configuration; tasks: measured on them, in the matrix's order."""
 
     cells: tuple[Cell, ...]
     tasks: tuple[Task, ...]
@@ -56,11 +51,9 @@ def canary(matrix: Matrix) -> Canary:
     for cell in smallest.values():
         chosen |= {task.key: task for task in _cheapest([t for t in matrix.tasks if cell.id in t.cells])}
     # A quality task is compared with its baseline's record, so that is measured too.
-    by_key = {task.key: task for task in matrix.tasks}
-    chosen |= {
-        t.baseline: by_key[t.baseline] for t in chosen.values() if t.baseline and RUNNERS[t.runner].quality
-    }
-    return Canary(tuple(smallest.values()), tuple(task for task in matrix.tasks if task.key in chosen))
+    baselines = {task.baseline for task in chosen.values() if RUNNERS[task.runner].quality}
+    tasks = tuple(task for task in matrix.tasks if task.key in chosen or task.key in baselines)
+    return Canary(tuple(smallest.values()), tasks)
 
 
 def _size(cell: Cell) -> tuple[int, int]:
@@ -74,10 +67,7 @@ def _cheapest(tasks: Sequence[Task]) -> Sequence[Task]:
 
 
 def judged_alone(manifest: Manifest, records: Sequence[Record], of: Canary) -> Run:
-    """The run of the canary's tasks and cells alone.
-
-    A baseline that the canary does not measure stays in it, because its cells are compared with it.
-    """
+    """The run of the canary's tasks and cells alone, with the baselines that its cells are compared with."""
     ids = {cell.id for cell in of.cells} | {cell for task in of.tasks for cell in task.cells}
     with_baselines = ids | {cell.baseline for cell in manifest.cells if cell.id in ids}
     cells = tuple(cell for cell in manifest.cells if cell.id in with_baselines)
@@ -85,44 +75,31 @@ def judged_alone(manifest: Manifest, records: Sequence[Record], of: Canary) -> R
 
 
 def stopping(outcomes: Iterable[Outcome], of: Canary) -> Outcome | None:
-    """The outcome that stops the run, or None: the first failure, or else the first canary task without a
-    result.
-    """
+    """The outcome that stops the run: the first failure, else the first canary task without a result."""
     own = {cell.id for cell in of.cells}
-    open_ = [o for o in outcomes if o.status == FAIL or (o.status == NOT_EVALUATED and o.required)]
-    bad = [o for o in open_ if o.status == FAIL or not own.isdisjoint(o.cells)]
+    bad = [
+        o
+        for o in outcomes
+        if o.status == FAIL or (o.status == NOT_EVALUATED and o.required and not own.isdisjoint(o.cells))
+    ]
     return min(bad, key=lambda o: o.status != FAIL, default=None)
 
 
-def run_canary_first(
-    matrix: Matrix,
-    gate: Gate | None,
-    run_dir: RunDir,
-    environment: Mapping[str, Any],
-    command: Sequence[str],
-    new_watcher: Callable[[], Watcher],
-    data_dir: Path | None = None,
-    rerun: Rerun = "missing",
-    executor: Executor | None = None,
-) -> None:
-    """Measure the canary, then the rest of the matrix unless an outcome stops it; the manifest names that
-    outcome.
-    """
-    of = canary(matrix)
-    manifest = manifest_of(matrix, environment, command)
-    with measuring(run_dir, environment, data_dir, rerun, executor) as measure:
+def run_canary_first(matrix: Matrix, gate: Gate | None, setup: Setup) -> None:
+    """Measure the canary, then the rest unless an outcome stops it; the manifest names that outcome."""
+    of, run_dir = canary(matrix), setup.run_dir
+    manifest = manifest_of(matrix, setup.environment, setup.command)
+    with measuring(setup) as measure:
         announce(f"canary: {of.title}")
-        measure(replace(matrix, tasks=of.tasks), manifest, new_watcher())
-        found = (run_dir.read(task.key) for task in of.tasks)
-        records = [record for record in found if record is not None]
-        alone = judged_alone(manifest, records, of)
+        measure(replace(matrix, tasks=of.tasks), manifest)
+        alone = judged_alone(manifest, [r for t in of.tasks if (r := run_dir.read(t.key))], of)
         # The gate's settings for evidence and fallbacks apply; its checks are for the whole run.
         policy = replace(gate, checks=()) if gate else None
         stop = stopping(gates.evaluate(policy, alone, derive(alone)).outcomes, of)
         rest = tuple(task for task in matrix.tasks if task not in of.tasks)
         if stop is None:
             announce("the canary passed; the rest of the matrix follows")
-            measure(replace(matrix, tasks=rest), manifest, new_watcher())
+            measure(replace(matrix, tasks=rest), manifest)
             return
         left = sum(not run_dir.record_path(task.key).exists() for task in rest)
         if left:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from kvbench.errors import UsageError
 from kvbench.matrix.cells import Task
 from kvbench.matrix.load import Matrix
-from kvbench.records.record import ERROR, NOT_EVALUATED, OK, REFUSED, Record
+from kvbench.records.record import ERROR, OK, REFUSED, Record
 from kvbench.records.run import Manifest, MatrixFile, MergedFrom, RunDir
 from kvbench.records.shards import Share
 
 if TYPE_CHECKING:
-    from kvbench.run.task.models import Session
+    from kvbench.run.task.prepare import Session
 
 Rerun = Literal["missing", "failed", "all"]
 
@@ -52,27 +52,35 @@ def plan_tasks(matrix: Matrix, run_dir: RunDir, rerun: Rerun) -> Plan:
     rerun: missing: tasks without a record, and those not evaluated (the data may be here now); failed: also
     those that ended in an error or a refusal; all: every task.
     """
-    again = {
-        "missing": {NOT_EVALUATED},
-        "failed": {NOT_EVALUATED, ERROR, REFUSED},
-        "all": {NOT_EVALUATED, ERROR, REFUSED, OK},
-    }[rerun]
-    todo: list[Task] = []
-    reused: list[Task] = []
-    for task in matrix.tasks:
-        record = run_dir.read(task.key)
-        (todo if record is None or record.status in again else reused).append(task)
-    return Plan(tuple(todo), tuple(reused))
+    kept = {"missing": {OK, ERROR, REFUSED}, "failed": {OK}, "all": set[str]()}[rerun]
+    reused = {t.key for t in matrix.tasks if (record := run_dir.read(t.key)) and record.status in kept}
+    todo = tuple(task for task in matrix.tasks if task.key not in reused)
+    return Plan(todo, tuple(task for task in matrix.tasks if task.key in reused))
 
 
 class Executor(Protocol):
-    """Measures `plan.todo`: writes a record of each task to `run_dir` and calls `watcher.task` and
-    `.finished` for it.
+    """Measures `plan.todo`: writes each task's record to `run_dir` and calls `watcher.task` and `.finished`.
 
     An interrupt is raised after all its processes have ended.
     """
 
     def __call__(self, matrix: Matrix, plan: Plan, run_dir: RunDir, watcher: Watcher) -> None: ...
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where and how a run is measured.
+
+    watcher(): shows the progress of one part of it; executor: measures instead of this process.
+    """
+
+    run_dir: RunDir
+    environment: Mapping[str, Any]
+    command: Sequence[str]
+    watcher: Callable[[], Watcher]
+    data_dir: Path | None = None
+    rerun: Rerun = "missing"
+    executor: Executor | None = None
 
 
 def manifest_of(matrix: Matrix, environment: Mapping[str, Any], command: Sequence[str]) -> Manifest:
@@ -90,10 +98,7 @@ def manifest_of(matrix: Matrix, environment: Mapping[str, Any], command: Sequenc
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the run directory's lock, which ends with the process.
-
-    Raises UsageError while another run holds it.
-    """
+    """Hold the run directory's lock, which ends with the process. UsageError while another run holds it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / ".lock").open("a+")
@@ -117,65 +122,47 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def run(
-    matrix: Matrix,
-    run_dir: RunDir,
-    environment: Mapping[str, Any],
-    command: Sequence[str],
-    watcher: Watcher,
-    data_dir: Path | None = None,
-    rerun: Rerun = "missing",
-    executor: Executor | None = None,
-    share: Share | None = None,
-) -> Plan:
-    """Measure the missing tasks, of `share` alone where one is given.
-
-    An interrupt loses only the current task.
-    """
-    manifest = replace(manifest_of(matrix, environment, command), shard=share)
+def run(matrix: Matrix, setup: Setup, share: Share | None = None) -> Plan:
+    """Measure the missing tasks, of `share` alone where one is given. An interrupt loses the current task."""
+    manifest = replace(manifest_of(matrix, setup.environment, setup.command), shard=share)
     if share is not None:
         matrix = replace(matrix, tasks=tuple(task for task in matrix.tasks if task.key in share.tasks))
-    with measuring(run_dir, environment, data_dir, rerun, executor) as measure:
-        return measure(matrix, manifest, watcher)
-
-
-Measure = Callable[[Matrix, Manifest, Watcher], Plan]
+    with measuring(setup) as measure:
+        return measure(matrix, manifest)
 
 
 @contextmanager
-def measuring(
-    run_dir: RunDir,
-    environment: Mapping[str, Any],
-    data_dir: Path | None,
-    rerun: Rerun,
-    executor: Executor | None = None,
-) -> Iterator[Measure]:
-    """A function `measure(matrix, manifest, watcher)` that writes the manifest and measures the matrix's
-    missing tasks.
+def measuring(setup: Setup) -> Iterator[Callable[[Matrix, Manifest], Plan]]:
+    """A function `measure(matrix, manifest)` that writes the manifest and measures the missing tasks.
 
     Several calls share the loaded model and its probes, and no other run writes between them.
-    executor: measures instead of this process (`kvbench.run.executors`).
     """
+    run_dir = setup.run_dir
     sessions: list[Session] = []
 
-    def measure(matrix: Matrix, manifest: Manifest, watcher: Watcher) -> Plan:
-        plan = plan_tasks(matrix, run_dir, rerun)
-        run_dir.write_manifest(replace(manifest, merged=_merged(run_dir, rerun)))
+    def measure(matrix: Matrix, manifest: Manifest) -> Plan:
+        plan = plan_tasks(matrix, run_dir, setup.rerun)
+        run_dir.write_manifest(replace(manifest, merged=_merged(run_dir, setup.rerun)))
+        watcher = setup.watcher()
         watcher.start(plan)
         try:
-            if plan.todo and executor is not None:
-                executor(matrix, plan, run_dir, watcher)
+            if plan.todo and setup.executor is not None:
+                setup.executor(matrix, plan, run_dir, watcher)
             elif plan.todo:
-                from kvbench.run.task.models import Session
+                from kvbench.run.task.prepare import Session
 
-                sessions[:] = sessions or [Session(data_dir, environment)]
+                sessions[:] = sessions or [Session(setup.data_dir, setup.environment)]
                 _measure_all(matrix, plan, run_dir, sessions[0], watcher)
         finally:
             watcher.close()
         return plan
 
     with locked(run_dir.path):
-        _sweep(run_dir)
+        # Temp files of a killed run; an earlier JUnit verdict, which a CI system would take for this one's.
+        run_dir.junit_path.unlink(missing_ok=True)
+        for folder in (run_dir.path, run_dir.path / "records"):
+            for leftover in folder.glob(".*.tmp"):
+                leftover.unlink()
         yield measure
 
 
@@ -187,16 +174,6 @@ def _merged(run_dir: RunDir, rerun: Rerun) -> MergedFrom | None:
         return run_dir.manifest().merged
     except UsageError:  # a damaged one is about to be written anew, as its message says
         return None
-
-
-def _sweep(run_dir: RunDir) -> None:
-    """Remove the temp files of a killed run, and an earlier JUnit verdict, which a CI system would read as
-    this one's.
-    """
-    run_dir.junit_path.unlink(missing_ok=True)
-    for folder in (run_dir.path, run_dir.path / "records"):
-        for leftover in folder.glob(".*.tmp"):
-            leftover.unlink()
 
 
 def _measure_all(matrix: Matrix, plan: Plan, run_dir: RunDir, session: Session, watcher: Watcher) -> None:

@@ -19,7 +19,7 @@ from kvbench.errors import UsageError
 from kvbench.gate.precision import judge_precision
 from kvbench.matrix.resolve import ASPECTS
 from kvbench.records.record import MISMATCH, NOT_SHOWN, OK, Record
-from kvbench.records.run import CANARY, Manifest, MergedFrom, Run, RunDir
+from kvbench.records.run import CANARY, MergedFrom, Run, RunDir
 from kvbench.run.execute import locked
 
 
@@ -41,17 +41,12 @@ class Merged:
 
 
 def merge_runs(paths: Sequence[Path], out: Path) -> Merged:
-    """Write the merged run to `out`.
-
-    Raises UsageError where the runs do not match, or `out` holds another run.
-    """
-    merged = merged_of([_part(path) for path in paths])
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        target = RunDir(out)
-        if not target.manifest_path.is_file() or not target.manifest().merged:
-            raise UsageError(f"{out} holds files that are not a merged run; give a new folder with --out.")
+    """Write the merged run to `out`. UsageError where the runs do not match, or `out` holds another run."""
+    merged, target = merged_of([_part(path) for path in paths]), RunDir(out)
+    taken = out.exists() and any(out.iterdir() if out.is_dir() else [out])
+    if taken and not (target.manifest_path.is_file() and target.manifest().merged):
+        raise UsageError(f"{out} holds files that are not a merged run; give a new folder with --out.")
     with locked(out):
-        target = RunDir(out)
         for task in merged.run.missing():
             target.record_path(task.key).unlink(missing_ok=True)
         for record in merged.run.records:
@@ -63,12 +58,9 @@ def merge_runs(paths: Sequence[Path], out: Path) -> Merged:
 def merged_of(parts: Sequence[Part]) -> Merged:
     """Merge runs in memory. Raises UsageError."""
     if len(parts) < 2:
-        raise UsageError(
-            "expected two runs or more, got one; give the folders of all shards: "
-            "kvbench merge RUN RUN... --out DIR."
-        )
+        raise UsageError("expected two runs or more, got one: kvbench merge RUN RUN... --out DIR.")
     # The sort is stable: runs that are not shards keep the given order.
-    ordered = sorted(parts, key=_number)
+    ordered = sorted(parts, key=lambda part: s.shard.number if (s := part.run.manifest.shard) else 0)
     first = ordered[0]
     for part in ordered[1:]:
         if reason := unlike(first, part):
@@ -80,8 +72,7 @@ def merged_of(parts: Sequence[Part]) -> Merged:
     for task in first.run.tasks:
         cell = first.run.cell(task.cells[0])
         subject = task.title + f" on {cell.name or 'the only cell'}"
-        found = [(part, part.run.record(task.key)) for part in ordered]
-        own = [(part, record) for part, record in found if record is not None]
+        own = [(part, record) for part in ordered if (record := part.run.record(task.key))]
         if not own:
             missing.append(subject)
             continue
@@ -94,19 +85,17 @@ def merged_of(parts: Sequence[Part]) -> Merged:
             if reason := differing(kept, record):
                 differences.append(f"{subject}: {reason} ({where.name}, which is kept, and {part.name}).")
     differences = list(dict.fromkeys(differences))
-    of = tuple(_about(part.run.manifest) for part in ordered)
+    of = tuple(
+        {
+            "shard": asdict(m.shard.shard) if m.shard else None,
+            "host": m.environment.get("host"),
+            "created_at": m.created_at,
+            "command": list(m.command),
+        }
+        for m in (part.run.manifest for part in ordered)
+    )
     manifest = replace(first.run.manifest, shard=None, merged=MergedFrom(of, tuple(differences)))
     return Merged(Run(manifest, tuple(records)), tuple(differences), tuple(missing))
-
-
-def _about(manifest: Manifest) -> dict[str, Any]:
-    """What the merged manifest keeps of one of its runs."""
-    return {
-        "shard": asdict(manifest.shard.shard) if manifest.shard else None,
-        "host": manifest.environment.get("host"),
-        "created_at": manifest.created_at,
-        "command": list(manifest.command),
-    }
 
 
 def unlike(first: Part, other: Part) -> str:
@@ -114,9 +103,7 @@ def unlike(first: Part, other: Part) -> str:
     for part in (first, other):
         stopped = part.run.manifest.stopped
         if part.run.manifest.until_decided is not None:
-            return (
-                f"{part.name} was run with --until-decided, which sets the sample sizes by its own verdict."
-            )
+            return f"{part.name} was run with --until-decided, which sets sample sizes by its own verdict."
         if stopped and stopped.by == CANARY:
             return (
                 f"--canary stopped {part.name}, because the check {stopped.check} did not pass; "
@@ -124,10 +111,8 @@ def unlike(first: Part, other: Part) -> str:
             )
     a, b = first.run.manifest, other.run.manifest
     if a.matrix.sha != b.matrix.sha:
-        return (
-            f"their matrices differ (sha256 {a.matrix.sha[:12]} and {b.matrix.sha[:12]}); "
-            "run the shards of one file."
-        )
+        one, two = a.matrix.sha[:12], b.matrix.sha[:12]
+        return f"their matrices differ (sha256 {one} and {two}); run the shards of one file."
     if a.matrix.source != b.matrix.source:
         changed = _changed(a.matrix.source, b.matrix.source)
         return f"the matrix was run with other --set options ({changed}); give all shards the same."
@@ -141,44 +126,34 @@ def unlike(first: Part, other: Part) -> str:
     if [cell.id for cell in a.cells] != [cell.id for cell in b.cells]:
         return "their cells differ; give all shards the same -k and the same matrix."
     if [task.key for task in a.tasks] != [task.key for task in b.tasks]:
-        return (
-            "the keys of their tasks differ, so the model or the data differ; give all shards the same files."
-        )
+        return "the keys of their tasks differ, so the model or the data differs; give all shards the same."
     if a.shard and b.shard and a.shard.shard.of != b.shard.shard.of:
         return f"one is one of {a.shard.shard.of} shards, the other one of {b.shard.shard.of}."
     return ""
 
 
 def differing(kept: Record, other: Record) -> str:
-    """How a second measurement of a task differs from the kept one, or "".
-
-    Times always differ and are not compared.
-    """
+    """How a second measurement of a task differs from the kept one, or "". Times are not compared."""
     if kept.status != other.status:
         return f"one ended as {kept.status}, the other as {other.status}"
     if kept.status != OK:
         return ""
     for what, of in (
-        ("the decisions", _decided),
-        ("the evidence", _shown),
-        ("the bytes", _bytes),
-        ("the samples", _samples),
+        ("the decisions differ", _decided),
+        ("the evidence differs", _shown),
+        ("the bytes differ", _bytes),
+        ("the samples differ", _samples),
     ):
-        one, two = of(kept), of(other)
-        names = [name for name in dict.fromkeys((*one, *two)) if _text(one.get(name)) != _text(two.get(name))]
-        if names:
-            verb = "differs" if of is _shown else "differ"
-            return f"{what} {verb} ({', '.join(names)})"
+        # As JSON text, in which a NaN equals itself; what one of them lacks is null.
+        one, two = ({k: json.dumps(v, sort_keys=True) for k, v in of(r).items()} for r in (kept, other))
+        if names := [k for k in dict.fromkeys((*one, *two)) if one.get(k, "null") != two.get(k, "null")]:
+            return f"{what} ({', '.join(names)})"
     return ""
 
 
 def _decided(record: Record) -> dict[str, Any]:
-    decision = record.decision or {}
-    said = {
-        aspect: [decision[aspect][key] for key in ("requested", "resolved", "reason")]
-        for aspect in ASPECTS
-        if aspect in decision
-    }
+    keys, decision = ("requested", "resolved", "reason"), record.decision or {}
+    said = {name: [decision[name][key] for key in keys] for name in ASPECTS if name in decision}
     return {**said, "partial": record.partial}
 
 
@@ -199,10 +174,7 @@ def _bytes(record: Record) -> dict[str, Any]:
 
 def _samples(record: Record) -> dict[str, Any]:
     """The samples of runners that measure more than times and bytes."""
-    samples: dict[str, Any] = (
-        {} if record.runner in ("latency", "storage", "transfer") else _untimed(record.samples)
-    )
-    return samples
+    return {} if record.runner in ("latency", "storage", "transfer") else dict(_untimed(record.samples))
 
 
 def _untimed(value: Any) -> Any:
@@ -216,9 +188,7 @@ _TIMES = ("seconds", "us", "us_native", "us_reference", "timed_with")
 
 
 def _badness(spec: Mapping[str, Any], record: Record) -> tuple[bool, bool, int, float]:
-    """A sort key of copies, the worst largest: no result, a precision fault, the worst level of evidence,
-    bytes.
-    """
+    """A sort key of copies, the worst largest: no result, precision fault, worst level of evidence, bytes."""
     if record.status != OK:
         return True, True, 0, 0.0
     levels = [level["state"] for level in (record.evidence or {}).get("levels", ())]
@@ -242,24 +212,12 @@ def _part(path: Path) -> Part:
     return Part(f"{share.shard} ({path})" if share else str(path), run)
 
 
-def _number(part: Part) -> int:
-    share = part.run.manifest.shard
-    return share.shard.number if share else 0
-
-
 def _changed(one: Any, two: Any) -> str:
     """The first key at which two documents differ."""
     if isinstance(one, dict) and isinstance(two, dict):
         for key in dict.fromkeys((*one, *two)):
-            if one.get(key) != two.get(key):
-                deeper = _changed(one.get(key), two.get(key))
-                return (
-                    f"{key}.{deeper}"
-                    if isinstance(one.get(key), dict) and isinstance(two.get(key), dict)
-                    else str(key)
-                )
+            mine, its = one.get(key), two.get(key)
+            if mine != its:
+                deeper = isinstance(mine, dict) and isinstance(its, dict)
+                return f"{key}.{_changed(mine, its)}" if deeper else str(key)
     return "its data"
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)  # a NaN equals itself here

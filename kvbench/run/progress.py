@@ -1,5 +1,4 @@
-"""Progress on stderr: a live bar with the current cell and the time left on a terminal, one line per task
-elsewhere.
+"""Progress on stderr: a live bar with the cell and the time left on a terminal, one line per task elsewhere.
 
 The time left is estimated from tasks of the same kind: runner, variant, side (baseline or not) and shape
 (batch, context); where none was timed yet, the same of any shape, then of either side, then of any variant.
@@ -32,9 +31,7 @@ Kind = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Rest:
-    """seconds: of the tasks whose kind was timed, None where there are none; untimed: how many other tasks
-    are left.
-    """
+    """seconds: of the tasks whose kind was timed, None for none; untimed: how many other tasks are left."""
 
     seconds: float | None
     untimed: int
@@ -76,20 +73,18 @@ class TimeLeft:
         return None if times is None else fmean(times)
 
     def rest(self, running: Task | None = None, elapsed: float = 0.0, share: float = 0.0) -> Rest:
-        """The rest of all tasks.
-
-        running: the current task, of which `share` (0 to 1) took `elapsed`; its own rate is preferred to the
-        times of other tasks.
-        """
-        guesses = [self._inside(t, elapsed, share) if t is running else self.of(t) for t in self._todo]
+        """The rest of all tasks. running: the current one, of which `share` (0 to 1) took `elapsed`: its own
+        rate is preferred to the times of other tasks."""
+        guesses = []
+        for task in self._todo:
+            guess = self.of(task)
+            if task is running and share > 0:
+                guess = elapsed * (1 - share) / share
+            elif task is running and guess is not None:
+                guess = max(guess - elapsed, 0.0)
+            guesses.append(guess)
         known = [guess for guess in guesses if guess is not None]
         return Rest(sum(known) if known else None, len(guesses) - len(known))
-
-    def _inside(self, task: Task, elapsed: float, share: float) -> float | None:
-        if share > 0:
-            return elapsed * (1 - share) / share
-        expected = self.of(task)
-        return None if expected is None else max(expected - elapsed, 0.0)
 
 
 def _kinds(task: Task) -> tuple[Kind, ...]:

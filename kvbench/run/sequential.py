@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from kvbench.errors import UsageError
@@ -30,8 +29,8 @@ from kvbench.matrix.load import Matrix
 from kvbench.matrix.runners import RUNNERS, STAGES
 from kvbench.metrics.collect import METRICS, derive
 from kvbench.records.record import OK
-from kvbench.records.run import UNTIL_DECIDED, Run, RunDir, Stopped
-from kvbench.run.execute import Executor, Rerun, Watcher, announce, manifest_of, measuring
+from kvbench.records.run import UNTIL_DECIDED, Run, Stopped
+from kvbench.run.execute import Setup, announce, manifest_of, measuring
 from kvbench.stats.sequential import Looks
 
 ONCE = Looks("", (None,))  # a runner that measures all that the matrix asks for at once
@@ -41,9 +40,7 @@ Resized = Callable[[Mapping[str, Mapping[str, Any]]], Matrix]
 
 @dataclass(frozen=True)
 class Step:
-    """The runners of one stage at one look (1 is the first), measured together and judged before the next
-    step.
-    """
+    """The runners of one stage at one look (1 is the first), measured together, then judged."""
 
     stage: int
     look: int
@@ -55,20 +52,8 @@ class Step:
         return f"stage {self.stage} ({STAGES[self.stage]}){again}"
 
 
-def run_until_decided(
-    matrix: Matrix,
-    gate: Gate | None,
-    resized: Resized,
-    run_dir: RunDir,
-    environment: Mapping[str, Any],
-    command: Sequence[str],
-    new_watcher: Callable[[], Watcher],
-    data_dir: Path | None = None,
-    rerun: Rerun = "missing",
-    executor: Executor | None = None,
-) -> None:
-    """resized(sizes): the matrix with other values of some runners' options; new_watcher(): shows one step's
-    progress.
+def run_until_decided(matrix: Matrix, gate: Gate | None, resized: Resized, setup: Setup) -> None:
+    """resized(sizes): the matrix with other values of some runners' options.
 
     Raises UsageError without a gate, before anything is written.
     """
@@ -77,24 +62,22 @@ def run_until_decided(
     at = dict.fromkeys(plan, 0)
     sized = at_looks(plan, resized)
     open_: set[str] = set()
-    with measuring(run_dir, environment, data_dir, rerun, executor) as measure:
+    with measuring(setup) as measure:
         while step := next_step(plan, at, open_):
             at |= dict.fromkeys(step.runners, step.look)
             announce(f"{step.place}: {', '.join(describe(r, plan[r], step.look) for r in step.runners)}")
             here = replace(matrix, tasks=tasks_at(sized, at))
-            manifest = replace(manifest_of(here, environment, command), until_decided=looks)
+            manifest = replace(manifest_of(here, setup.environment, setup.command), until_decided=looks)
             tasks = tuple(task for task in here.tasks if task.runner in step.runners)
-            measure(replace(here, tasks=tasks), manifest, new_watcher())
-
+            measure(replace(here, tasks=tasks), manifest)
             # Records that are still to be measured again decide nothing yet.
-            records = (r for r in run_dir.load().records if rerun != "all" or at[r.runner])
+            records = (r for r in setup.run_dir.load().records if setup.rerun != "all" or at[r.runner])
             run = Run(manifest, tuple(records))
             verdict = gates.evaluate(gate, run, derive(run))
             if failed := deciding(verdict):
-                left = len(run.missing())
-                if left:
+                if left := len(run.missing()):
                     stopped = Stopped(UNTIL_DECIDED, failed.check, step.place)
-                    run_dir.write_manifest(replace(manifest, stopped=stopped))
+                    setup.run_dir.write_manifest(replace(manifest, stopped=stopped))
                 announce(f"decided by {failed.check} after {step.place}; tasks not run: {left}")
                 return
             open_ = growing(run, verdict)
@@ -118,10 +101,7 @@ def tasks_at(sized: Sequence[Matrix], at: Mapping[str, int]) -> tuple[Task, ...]
 
 
 def planned(matrix: Matrix, gate: Gate | None) -> dict[str, Looks]:
-    """The looks of each runner. A look of more than half of the matrix's own value is left out.
-
-    Raises UsageError without a gate.
-    """
+    """The looks of each runner, none above half of the matrix's own value. UsageError without a gate."""
     if gate is None:
         raise UsageError("--until-decided needs a gate, and none is named; give one: --gate FILE.")
     options = {task.runner: task.options for task in matrix.tasks}
@@ -143,9 +123,8 @@ def next_step(plan: Mapping[str, Looks], at: Mapping[str, int], growing: Iterabl
 
     at: the last look of each runner, 0 for none; growing: runners that a check leaves open.
     """
-    new = [runner for runner in plan if at[runner] == 0]
     more = [runner for runner in plan if runner in set(growing) and at[runner] < len(plan[runner].sizes)]
-    candidates = new or more
+    candidates = [runner for runner in plan if at[runner] == 0] or more
     if not candidates:
         return None
     look, stage = min((at[runner], RUNNERS[runner].stage) for runner in candidates)
@@ -160,18 +139,16 @@ def deciding(verdict: Verdict) -> Outcome | None:
 
 def growing(run: Run, verdict: Verdict) -> set[str]:
     """The runners that a larger sample may help: some check of a measured task is open, required or not."""
-    open_ = [
-        o for o in verdict.outcomes if o.status == INCONCLUSIVE or (o.status == NOT_EVALUATED and o.metric)
-    ]
+
+    def is_open(o: Outcome, task: Task) -> bool:
+        """Built-in checks name a variant and cells, but no metric."""
+        if not (o.status == INCONCLUSIVE or (o.status == NOT_EVALUATED and o.metric)):
+            return False
+        own = not o.metric or METRICS[o.metric].runner == task.runner
+        return own and o.variant == task.variant and not set(o.cells).isdisjoint(task.cells)
+
     measured = [task for record, task in run.done() if record.status == OK]
-    return {task.runner for task in measured if any(_is_of(outcome, task) for outcome in open_)}
-
-
-def _is_of(outcome: Outcome, task: Task) -> bool:
-    """Whether an outcome is about a task. Built-in checks name a variant and cells, but no metric."""
-    if outcome.metric and METRICS[outcome.metric].runner != task.runner:
-        return False
-    return outcome.variant == task.variant and not set(outcome.cells).isdisjoint(task.cells)
+    return {task.runner for task in measured if any(is_open(o, task) for o in verdict.outcomes)}
 
 
 def outline(plan: Mapping[str, Looks]) -> list[str]:
@@ -185,9 +162,7 @@ def outline(plan: Mapping[str, Looks]) -> list[str]:
 
 
 def describe(runner: str, looks: Looks, look: int | None = None) -> str:
-    """`mcq (limit 24, look 1 of 3)`, or all looks with their level; the bare name of a runner with a single
-    look.
-    """
+    """`mcq (limit 24, look 1 of 3)`, or all looks with their level; the bare name where there is one look."""
     if not looks.several:
         return runner
     sizes = ["all" if size is None else str(size) for size in looks.sizes]

@@ -20,7 +20,7 @@ from kvbench.errors import KvbenchError
 from kvbench.machine.host import host
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.tasks import key_of
-from kvbench.records.record import Record, record_from_dict
+from kvbench.records.record import record_from_dict
 from kvbench.records.run import RunDir
 from kvbench.run.executors.job import Identities, Job, failed, from_json
 
@@ -41,7 +41,7 @@ def main() -> int:
 def work(job: Job, run_dir: RunDir, report: Callable[[str, str], None]) -> None:
     """Measure the job's tasks. report(word, key): "begin" before a task, "done" after its record."""
     from kvbench.run.task.measure import execute
-    from kvbench.run.task.models import Session
+    from kvbench.run.task.prepare import Session
 
     here = host()
     data_dir = Path(job.data_dir) if job.data_dir is not None else None
@@ -50,33 +50,27 @@ def work(job: Job, run_dir: RunDir, report: Callable[[str, str], None]) -> None:
     for task in job.tasks:
         report("begin", task.key)
         try:
-            other = differing(job.identities.get(task.key, {}), identity(task))
-            if (
-                not other
-                and key_of(RUNNERS[task.runner], task.spec, task.options, identity(task)) != task.key
-            ):
+            own = identity(task)
+            other = differing(job.identities.get(task.key, {}), own)
+            if not other and key_of(RUNNERS[task.runner], task.spec, task.options, own) != task.key:
                 other = "the key does not match the task"
         except KvbenchError as e:
             other = f"its identity cannot be computed here: {e}"
         if other:
-            message = (
-                f"Not measured on {here.environment['host']}, which differs from the task's key: {other}."
-            )
+            where = here.environment["host"]
+            message = f"Not measured on {where}, which differs from the task's key: {other}."
             record = failed(task, "OtherIdentity", message, here.environment)
         else:
-            baseline = _baseline(job, task.baseline)
+            found = job.baselines.get(task.baseline) if task.baseline else None
+            baseline = record_from_dict(found, f"the baseline of {job.cell}") if found else None
             record = execute(task, session, baseline, lambda done, total, note: None)
         run_dir.write(record)
         report("done", task.key)
 
 
 def differing(expected: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """How two identities of a task differ: `torch 2.13.0 there, 2.12.1 here`, or "".
-
-    expected: in the run's keys; own: of this process.
-    """
-    there = {**expected.get("host", {}), **{k: v for k, v in expected.items() if k != "host"}}
-    here = {**own.get("host", {}), **{k: v for k, v in own.items() if k != "host"}}
+    """How the identity in a run differs from this process's: `torch 2.13.0 there, 2.12.1 here`, or ""."""
+    there, here = ({**of.get("host", {}), **of, "host": None} for of in (expected, own))
     return "; ".join(
         f"{name} {_short(there.get(name))} there, {_short(here.get(name))} here"
         for name in dict.fromkeys((*there, *here))
@@ -87,11 +81,6 @@ def differing(expected: Mapping[str, Any], own: Mapping[str, Any]) -> str:
 def _short(value: Any) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value or "unknown")
     return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-def _baseline(job: Job, key: str | None) -> Record | None:
-    found = job.baselines.get(key) if key else None
-    return record_from_dict(found, f"the baseline of {job.cell}") if found else None
 
 
 def _end_with_stdin() -> None:

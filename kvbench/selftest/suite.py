@@ -24,13 +24,12 @@ from kvbench.gate import evaluate as gates
 from kvbench.gate.verdict import PASS, Outcome, Verdict
 from kvbench.machine.host import host
 from kvbench.matrix import load as matrix
-from kvbench.matrix.cells import Task
 from kvbench.metrics import collect as metrics
 from kvbench.metrics.collect import Row
 from kvbench.models.source import fingerprint
-from kvbench.records.record import Record
 from kvbench.records.run import Run, RunDir
-from kvbench.run.execute import Plan, run
+from kvbench.run.execute import Setup, run
+from kvbench.run.progress import Silent
 from kvbench.selftest.checkpoint import write_checkpoint
 from kvbench.selftest.fault import CELLS, CHECKPOINT, NEEDS_CUDA, Fault, Inject
 
@@ -172,7 +171,7 @@ def measured(cell: str, inject: Inject) -> Measured:
             write_checkpoint(checkpoint)
         with inject():
             loaded = matrix.load(HERE / "matrix.yaml", words, host=here, fingerprint_model=fingerprint)
-            run(loaded, run_dir, here.environment, ["kvbench", "selftest"], Quiet(), None, "all")
+            run(loaded, Setup(run_dir, here.environment, ["kvbench", "selftest"], Silent, rerun="all"))
             left = run_dir.load()
             return Measured(left, metrics.derive(left))
 
@@ -206,16 +205,6 @@ def caught(name: str, fault: Fault, run: Measured | KvbenchError) -> Result:
             return Result(name, CAUGHT, by, verdict.exit_code, outcome.sentence, 0.0, cause)
     said = f"nothing says {fault.says!r}: " if wrong else ""
     return Result(name, MISSED, "", verdict.exit_code, said + _said(wrong), 0.0)
-
-
-class Quiet:
-    """Shows no progress: the suite has a line a fault."""
-
-    def start(self, plan: Plan) -> None: ...
-    def task(self, index: int, task: Task, name: str) -> None: ...
-    def inside(self, done: int, total: int, note: str) -> None: ...
-    def finished(self, record: Record) -> None: ...
-    def close(self) -> None: ...
 
 
 def _lacking(cell: str) -> str:

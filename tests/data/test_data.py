@@ -1,7 +1,5 @@
 """Corpora and question sets: found, cut, hashed, and never replaced."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
@@ -23,28 +21,28 @@ WIKI = " \n = Du Fu = \n \n A poet . \n = 1 rad and k = \n 1 ohm \n \n = = Life 
 
 
 @pytest.fixture(autouse=True)
-def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_hub(monkeypatch):
     monkeypatch.delenv("KVBENCH_ALLOW_HUB", raising=False)
 
 
-def write_rows(path: Path, rows: list[object]) -> None:
+def write_rows(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wt", encoding="utf-8") as f:
         f.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def mmlu_row(subject: str, answer: object = "B", choices: object = ("1", "2", "3", "4")) -> dict[str, object]:
+def mmlu_row(subject, answer="B", choices=("1", "2", "3", "4")):
     return {"subject": subject, "question": "How many?", "choices": choices, "answer": answer}
 
 
-def test_wikitext_is_cut_as_its_recipe_says() -> None:
+def test_wikitext_is_cut_as_its_recipe_says():
     text = wikitext_from_raw(WIKI, "test", "sha", "source")
     assert text.rows[:4] == ("", " = Du Fu = \n", "", " A poet . \n")
     assert "".join(text.raw) == WIKI
     assert text.text == "\n\n".join(text.rows)
 
 
-def test_wikitext_documents_are_articles_not_sections_or_formulas() -> None:
+def test_wikitext_documents_are_articles_not_sections_or_formulas():
     text = wikitext_from_raw(WIKI, "test", "sha", "source")
     assert text.documents == (0, 11)
     starts = offsets(text.stream, text.documents)
@@ -54,13 +52,13 @@ def test_wikitext_documents_are_articles_not_sections_or_formulas() -> None:
     assert WIKI[raw_starts[1] :].startswith(" = Kiss = You = \n")
 
 
-def test_wikitext_without_a_last_newline_keeps_its_characters() -> None:
+def test_wikitext_without_a_last_newline_keeps_its_characters():
     text = wikitext_from_raw(" = A = \n \n words", "test", "sha", "source")
     assert "".join(text.raw) == " = A = \n \n words"
     assert text.rows == (" = A = \n", "", " words")
 
 
-def test_a_local_wikitext_file_is_read_and_hashed(tmp_path: Path) -> None:
+def test_a_local_wikitext_file_is_read_and_hashed(tmp_path):
     path = tmp_path / "wikitext-2-raw" / "wiki.valid.raw"
     path.parent.mkdir()
     path.write_bytes(WIKI.encode())
@@ -73,9 +71,7 @@ def test_a_local_wikitext_file_is_read_and_hashed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["wikitext2", "mmlu", "ceval", "arc_easy", "arc_challenge"])
 @pytest.mark.parametrize("where", ["none", "empty"])
-def test_absent_data_is_not_available_with_the_command_and_nothing_stands_in(
-    name: str, where: str, tmp_path: Path
-) -> None:
+def test_absent_data_is_not_available_with_the_command_and_nothing_stands_in(name, where, tmp_path):
     folder = tmp_path if where == "empty" else None
     read = data.questions if name in TASKS else data.corpus
     with pytest.raises(NotAvailable, match=r"set KVBENCH_ALLOW_HUB=1") as e:
@@ -84,21 +80,21 @@ def test_absent_data_is_not_available_with_the_command_and_nothing_stands_in(
     assert data.fingerprint(name, folder) == "absent"
 
 
-def test_one_missing_file_of_a_question_set_makes_it_absent(tmp_path: Path) -> None:
+def test_one_missing_file_of_a_question_set_makes_it_absent(tmp_path):
     write_rows(tmp_path / "mmlu" / "test.jsonl.gz", [mmlu_row("anatomy")])
     assert data.fingerprint("mmlu", tmp_path) == "absent"
     with pytest.raises(NotAvailable, match=r"mmlu/dev\.jsonl\.gz"):
         data.questions("mmlu", tmp_path)
 
 
-def test_the_hub_is_asked_only_when_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_asked_only_when_allowed(monkeypatch):
     assert data.fingerprint("wikitext2", Path("hub"), "test") == WIKITEXT_SHA["test"]
     assert data.fingerprint("mmlu", None) == "absent"
     monkeypatch.setenv("KVBENCH_ALLOW_HUB", "1")
     assert data.fingerprint("mmlu", None) not in ("absent", data.fingerprint("ceval", None))
 
 
-def test_hub_rows_become_rows_of_the_local_layout() -> None:
+def test_hub_rows_become_rows_of_the_local_layout():
     mmlu = {"subject": "anatomy", "question": "q", "choices": ["w", "x", "y", "z"], "answer": 2}
     assert as_local("mmlu", "all", mmlu)["answer"] == "C"
     ceval = {
@@ -120,7 +116,7 @@ def test_hub_rows_become_rows_of_the_local_layout() -> None:
     }  # fmt: skip
 
 
-def test_unknown_names_are_usage_errors_that_list_the_known() -> None:
+def test_unknown_names_are_usage_errors_that_list_the_known():
     with pytest.raises(UsageError, match="wikitext2, pydoc, instructions, or the path"):
         data.corpus("wikitext3", None)
     with pytest.raises(UsageError, match="test, validation"):
@@ -130,7 +126,7 @@ def test_unknown_names_are_usage_errors_that_list_the_known() -> None:
     assert data.fingerprint("wikitext3", None) == "absent"
 
 
-def test_a_text_file_is_cut_into_lines_and_paragraphs(tmp_path: Path) -> None:
+def test_a_text_file_is_cut_into_lines_and_paragraphs(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_bytes("\none\r\ntwo\n\n\nthree\u2028x\n  \nfour".encode())
     text = data.corpus(str(path), None)
@@ -141,7 +137,7 @@ def test_a_text_file_is_cut_into_lines_and_paragraphs(tmp_path: Path) -> None:
     assert str(tmp_path) not in text.source
 
 
-def test_text_that_is_not_utf8_or_empty(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_or_empty(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(UsageError, match="not UTF-8"):
         data.corpus(str(tmp_path / "latin.txt"), None)
@@ -150,14 +146,14 @@ def test_text_that_is_not_utf8_or_empty(tmp_path: Path) -> None:
     assert (text.rows, text.text, text.documents) == ((), "", (0,))
 
 
-def test_pydoc_is_always_there_and_named_by_hash() -> None:
+def test_pydoc_is_always_there_and_named_by_hash():
     text = data.corpus("pydoc", None)
     assert text.sha256 == hashlib.sha256(text.text.encode()).hexdigest() == data.fingerprint("pydoc", None)
     assert len(text.documents) == len(text.rows) > 50
     assert text.text == "\n\n".join(text.rows)
 
 
-def test_questions_keep_the_file_and_its_examples(tmp_path: Path) -> None:
+def test_questions_keep_the_file_and_its_examples(tmp_path):
     write_rows(tmp_path / "mmlu" / "test.jsonl.gz", [mmlu_row("b"), mmlu_row("b", "D"), mmlu_row("a", "A")])
     write_rows(tmp_path / "mmlu" / "dev.jsonl.gz", [mmlu_row("a"), mmlu_row("b", "C"), mmlu_row("b")])
     found = data.questions("mmlu", tmp_path)
@@ -168,7 +164,7 @@ def test_questions_keep_the_file_and_its_examples(tmp_path: Path) -> None:
     assert data.fingerprint("mmlu", tmp_path) != found.sha256
 
 
-def test_arc_labels_may_be_digits_and_answers_may_be_missing(tmp_path: Path) -> None:
+def test_arc_labels_may_be_digits_and_answers_may_be_missing(tmp_path):
     row = {"id": "m", "question": "q", "choices": ["a", "b", "c"], "labels": ["1", "2", "3"], "answer": "3"}
     write_rows(tmp_path / "arc" / "easy_test.jsonl.gz", [row, {**row, "id": "n", "answer": "E"}])
     write_rows(tmp_path / "arc" / "easy_validation.jsonl.gz", [row])
@@ -179,7 +175,7 @@ def test_arc_labels_may_be_digits_and_answers_may_be_missing(tmp_path: Path) -> 
     ]
 
 
-def test_broken_rows_are_errors_that_name_the_place(tmp_path: Path) -> None:
+def test_broken_rows_are_errors_that_name_the_place(tmp_path):
     write_rows(tmp_path / "mmlu" / "dev.jsonl.gz", [mmlu_row("a")])
     with gzip.open(tmp_path / "mmlu" / "test.jsonl.gz", "wt", encoding="utf-8") as f:
         f.write(json.dumps(mmlu_row("a")) + "\n{broken\n")
@@ -190,7 +186,7 @@ def test_broken_rows_are_errors_that_name_the_place(tmp_path: Path) -> None:
         data.questions("mmlu", tmp_path)
 
 
-def test_cloze_has_one_true_continuation_and_is_the_same_every_time() -> None:
+def test_cloze_has_one_true_continuation_and_is_the_same_every_time():
     text = data.corpus("pydoc", None)
     first, again, other = cloze(text), cloze(text), cloze(text, seed=1)
     assert first == again
@@ -208,14 +204,14 @@ def test_cloze_has_one_true_continuation_and_is_the_same_every_time() -> None:
 
 
 @pytest.mark.parametrize("text", ["only a few words here\n", ("word " * 60 + "\n\n") * 9])
-def test_cloze_refuses_a_corpus_that_is_too_short_or_says_one_thing(text: str, tmp_path: Path) -> None:
+def test_cloze_refuses_a_corpus_that_is_too_short_or_says_one_thing(text, tmp_path):
     (tmp_path / "short.txt").write_text(text)
     with pytest.raises(KvbenchError, match="too little running text"):
         cloze(data.corpus(str(tmp_path / "short.txt"), None))
 
 
 @needs_data
-def test_published_files_have_the_published_counts_and_hashes() -> None:
+def test_published_files_have_the_published_counts_and_hashes():
     for split, rows in (("test", 4358), ("validation", 3760)):
         text = data.corpus("wikitext2", DATA, split)
         assert (len(text.rows), len(text.documents)) == (rows, 60)

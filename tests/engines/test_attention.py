@@ -1,32 +1,20 @@
 """The torch attention against an oracle of plain float64 loops."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvbench_kernels.attention.reference import group_size, paged_attention_torch, soft_cap
 
 HEADS = [(14, 2), (9, 3), (32, 4), (24, 1), (48, 2), (71, 1), (8, 8)]
 
 
-def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+def random(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def oracle(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scaling: float,
-    offset: int,
-    window: int | None = None,
-    cap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def oracle(q, k, v, scaling, offset, window=None, cap=None, sinks=None):
     """One query head and one query at a time, in float64, from the definition."""
     batch, q_heads, queries, _ = q.shape
     out = torch.zeros(batch, q_heads, queries, v.shape[3], dtype=torch.float64)
@@ -56,9 +44,7 @@ def oracle(
     [(None, False), (0.7, False), (None, True), (0.7, True)],
     ids=["plain", "cap", "sinks", "both"],
 )
-def test_attention_equals_the_oracle(
-    queries: int, window: int | None, cap: float | None, with_sinks: bool
-) -> None:
+def test_attention_equals_the_oracle(queries, window, cap, with_sinks):
     keys = 12
     q, k, v = random(2, 6, queries, 8), random(2, 2, keys, 8, seed=1), random(2, 2, keys, 5, seed=2)
     sinks = random(6, seed=3) if with_sinks else None
@@ -72,14 +58,14 @@ def test_attention_equals_the_oracle(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("cap", [None, 2.0])
-def test_half_precision_stays_in_its_dtype(dtype: torch.dtype, cap: float | None) -> None:
+def test_half_precision_stays_in_its_dtype(dtype, cap):
     q, k, v = (random(1, 4, 3, 16, seed=i, dtype=dtype) for i in range(3))
     got = paged_attention_torch(q, k, v, 0.25, 0, None, cap)
     assert got.dtype == dtype
     torch.testing.assert_close(got.double(), oracle(q, k, v, 0.25, 0, None, cap), rtol=0.02, atol=0.02)
 
 
-def test_chunks_and_single_steps_agree_with_one_pass() -> None:
+def test_chunks_and_single_steps_agree_with_one_pass():
     q, k, v = random(1, 9, 20, 64), random(1, 3, 20, 64, seed=1), random(1, 3, 20, 64, seed=2)
     whole = paged_attention_torch(q, k, v, 0.125, 0, 7)
     for size in (1, 6):
@@ -92,7 +78,7 @@ def test_chunks_and_single_steps_agree_with_one_pass() -> None:
         torch.testing.assert_close(torch.cat(parts, dim=2), whole, rtol=1e-5, atol=1e-6)
 
 
-def test_a_future_or_expired_key_cannot_reach_the_result_even_as_nan() -> None:
+def test_a_future_or_expired_key_cannot_reach_the_result_even_as_nan():
     q, k, v = random(1, 4, 1, 8), random(1, 2, 9, 8, seed=1), random(1, 2, 9, 8, seed=2)
     for cap in (None, 50.0):
         clean = paged_attention_torch(q, k, v, 1.0, 6, 3, cap)
@@ -105,7 +91,7 @@ def test_a_future_or_expired_key_cannot_reach_the_result_even_as_nan() -> None:
 
 
 @pytest.mark.parametrize(("offset", "queries"), [(5, 4), (-1, 2)])
-def test_missing_keys_are_an_error(offset: int, queries: int) -> None:
+def test_missing_keys_are_an_error(offset, queries):
     with pytest.raises(ValueError, match="write the chunk to the store"):
         paged_attention_torch(torch.zeros(1, 2, queries, 4), *[torch.zeros(1, 2, 8, 4)] * 2, 1.0, offset)
 
@@ -116,9 +102,7 @@ def test_missing_keys_are_an_error(offset: int, queries: int) -> None:
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize("cap", [None, 50.0])
 @pytest.mark.parametrize(("q_heads", "kv_heads"), HEADS, ids=[f"{q}on{kv}" for q, kv in HEADS])
-def test_a09_t1_query_head_reads_its_own_kv_head(
-    q_heads: int, kv_heads: int, cap: float | None, queries: int
-) -> None:
+def test_a09_t1_query_head_reads_its_own_kv_head(q_heads, kv_heads, cap, queries):
     k = random(1, kv_heads, 5, 8)
     v = torch.arange(kv_heads, dtype=torch.float32).view(1, kv_heads, 1, 1).expand(1, kv_heads, 5, 8)
     out = paged_attention_torch(random(1, q_heads, queries, 8, seed=1), k, v, 0.3, 5 - queries, None, cap)
@@ -128,7 +112,7 @@ def test_a09_t1_query_head_reads_its_own_kv_head(
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(33, 2), (3, 2), (2, 4), (4, 0)])
-def test_a09_t2_heads_that_do_not_divide_are_refused(q_heads: int, kv_heads: int) -> None:
+def test_a09_t2_heads_that_do_not_divide_are_refused(q_heads, kv_heads):
     with pytest.raises(ValueError, match=rf"{q_heads} query heads on {kv_heads} KV heads"):
         group_size(q_heads, kv_heads)
     with pytest.raises(ValueError, match="multiple of the KV heads"):
@@ -138,12 +122,12 @@ def test_a09_t2_heads_that_do_not_divide_are_refused(q_heads: int, kv_heads: int
 # A10: soft cap
 
 
-def test_a10_t2_soft_cap_values() -> None:
+def test_a10_t2_soft_cap_values():
     capped = soft_cap(torch.tensor([100.0, 10.0, -100.0, 0.0]), 50.0)
     assert capped.tolist() == pytest.approx([48.2014, 9.8688, -48.2014, 0.0], abs=5e-5)
 
 
-def test_a10_t2_soft_cap_changes_large_scores() -> None:
+def test_a10_t2_soft_cap_changes_large_scores():
     q, k, v = random(1, 4, 3, 8) * 12, random(1, 2, 3, 8, seed=1) * 12, random(1, 2, 3, 8, seed=2)
     assert not torch.allclose(
         paged_attention_torch(q, k, v, 1.0, 0),
@@ -152,14 +136,14 @@ def test_a10_t2_soft_cap_changes_large_scores() -> None:
     )
 
 
-def test_a_large_sink_takes_the_weight_and_gives_no_value() -> None:
+def test_a_large_sink_takes_the_weight_and_gives_no_value():
     q, k, v = random(1, 2, 1, 8), random(1, 2, 3, 8, seed=1), torch.ones(1, 2, 3, 8)
     out = paged_attention_torch(q, k, v, 0.1, 2, sinks=torch.tensor([-1e9, 1e9]))
     torch.testing.assert_close(out[0, 0], torch.ones(1, 8))
     assert torch.equal(out[0, 1], torch.zeros(1, 8))
 
 
-def test_a03_t3_zero_values_give_exactly_zero() -> None:
+def test_a03_t3_zero_values_give_exactly_zero():
     q, k = random(1, 4, 1, 8).expand(1, 4, 6, 8), random(1, 2, 1, 8, seed=1).expand(1, 2, 6, 8)
     for cap in (None, 50.0):
         out = paged_attention_torch(q, k, torch.zeros(1, 2, 6, 8), 0.3, 0, None, cap)

@@ -1,10 +1,5 @@
 """The arms of the engine benchmark: what is timed is what it says."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
@@ -26,7 +21,7 @@ from kvbench.runners.timing import measure
 IDS = [7, 3, 200, 41, 41, 9]
 
 
-def test_a_filled_arm_decodes_at_its_context(engine: Callable[..., Any]) -> None:
+def test_a_filled_arm_decodes_at_its_context(engine):
     made = engine("tiny-llama", "int8_sym", sequences=2, tokens=64)
     arm = FilledArm(made, 2, 33, 3)
     assert [made.length(seq) for seq in arm.seqs] == [33, 33]
@@ -48,9 +43,7 @@ def test_a_filled_arm_decodes_at_its_context(engine: Callable[..., Any]) -> None
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
-def test_the_peer_is_transformers_on_the_same_weights(
-    tiny: Callable[[str], Any], engine: Callable[..., Any], model: str
-) -> None:
+def test_the_peer_is_transformers_on_the_same_weights(tiny, engine, model):
     loaded = tiny(model)
     plain = plain_transformers(loaded)
     assert plain.config._attn_implementation == "sdpa"
@@ -63,7 +56,7 @@ def test_the_peer_is_transformers_on_the_same_weights(
     torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
 
 
-def test_the_peer_decodes_over_its_whole_cache(tiny: Callable[[str], Any]) -> None:
+def test_the_peer_decodes_over_its_whole_cache(tiny):
     from transformers import DynamicCache
 
     torch.manual_seed(0)
@@ -91,7 +84,7 @@ def test_the_peer_decodes_over_its_whole_cache(tiny: Callable[[str], Any]) -> No
         assert got == wanted
 
 
-def test_a_perplexity_pass_scores_every_token_but_the_first_of_a_chunk(tiny: Callable[[str], Any]) -> None:
+def test_a_perplexity_pass_scores_every_token_but_the_first_of_a_chunk(tiny):
     spec = {**CELL_KEYS, "model": "tiny-llama", "device": "cpu", "dtype": "float32"}
     bench = Bench(tiny("tiny-llama"), spec, Setup("tiny-llama", "", "", "", 2, 2), ["native", "int8_sym"], 2)
     found = {(r.metric, r.entry): r for r in perplexity(bench, "2x512")}
@@ -103,7 +96,7 @@ def test_a_perplexity_pass_scores_every_token_but_the_first_of_a_chunk(tiny: Cal
 
 
 @pytest.mark.slow
-def test_fp8_weights_run_beside_the_native_ones(tiny: Callable[[str], Any]) -> None:
+def test_fp8_weights_run_beside_the_native_ones(tiny):
     spec = {**CELL_KEYS, "model": "tiny-llama", "device": "cpu", "dtype": "float32"}
     setup = Setup("tiny-llama", "", "", "", 3, 0)
     bench = Bench(tiny("tiny-llama"), spec, setup, ["native"], 1, ["native", "fp8_block128"])

@@ -1,10 +1,7 @@
 """`run --canary`: cheapest tasks of each engine configuration first, the rest only where they got what was requested; and `--dry-run`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -41,32 +38,31 @@ Job = Callable[..., Any]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path):
     """job(*arguments): `kvbench run` of the short matrix in this process."""
     (tmp_path / "m.yaml").write_text(SHORT)
 
-    def go(*arguments: str) -> Any:
+    def go(*arguments):
         words = ["run", str(tmp_path / "m.yaml"), "--out", str(tmp_path / "out"), *arguments]
         return CliRunner().invoke(app, words, env={"COLUMNS": "200"})
 
     return go
 
 
-def records(tmp_path: Path) -> dict[str, Any]:
+def records(tmp_path):
     return {p.stem: json.loads(p.read_text()) for p in (tmp_path / "out" / "records").glob("*.json")}
 
 
-def manifest(tmp_path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((tmp_path / "out" / "run.json").read_text())
-    return found
+def manifest(tmp_path):
+    return json.loads((tmp_path / "out" / "run.json").read_text())
 
 
-def matrix(tmp_path: Path, text: str) -> Any:
+def matrix(tmp_path, text):
     (tmp_path / "of.yaml").write_text(text)
     return load(tmp_path / "of.yaml", host=Host())
 
 
-def test_the_smallest_cell_of_each_configuration_runs_its_exact_bytes(tmp_path: Path) -> None:
+def test_the_smallest_cell_of_each_configuration_runs_its_exact_bytes(tmp_path):
     found = canary(matrix(tmp_path, MATRIX))
     assert [(c.spec["kv_format"], c.spec["batch"], c.spec["context"]) for c in found.cells] == [
         ("native", 1, 20), ("int8_sym", 1, 20),
@@ -76,9 +72,7 @@ def test_the_smallest_cell_of_each_configuration_runs_its_exact_bytes(tmp_path: 
     assert found.title == "storage on 2 cells, one of each engine configuration"
 
 
-def test_without_exact_bytes_it_is_the_first_of_the_cheapest_stage_behind_its_baseline(
-    tmp_path: Path,
-) -> None:
+def test_without_exact_bytes_it_is_the_first_of_the_cheapest_stage_behind_its_baseline(tmp_path):
     text = MATRIX.replace("  storage: {}\n", "  latency: {}\n  mcq: {limit: 2}\n")
     found = canary(matrix(tmp_path, text))
     assert [(t.runner, t.spec["kv_format"]) for t in found.tasks] == [
@@ -87,12 +81,12 @@ def test_without_exact_bytes_it_is_the_first_of_the_cheapest_stage_behind_its_ba
     assert found.tasks[1].baseline == found.tasks[0].key
 
 
-def test_a_backend_or_page_size_of_its_own_is_a_configuration_of_its_own(tmp_path: Path) -> None:
+def test_a_backend_or_page_size_of_its_own_is_a_configuration_of_its_own(tmp_path):
     found = canary(matrix(tmp_path, MATRIX.replace("  batch: [2, 1]", "  page_size: [16, 32]")))
     assert len(found.cells) == len(found.tasks) == 4
 
 
-def test_a_sound_run_goes_on_and_measures_nothing_twice(job: Job, tmp_path: Path) -> None:
+def test_a_sound_run_goes_on_and_measures_nothing_twice(job, tmp_path):
     result = job("--canary", "--rerun", "all")
     assert result.exit_code == 0, result.output
     assert "canary: storage on 2 cells" in result.output
@@ -102,9 +96,7 @@ def test_a_sound_run_goes_on_and_measures_nothing_twice(job: Job, tmp_path: Path
     assert "until_decided" not in manifest(tmp_path)
 
 
-def test_a_format_that_is_dropped_stops_the_run_with_1(
-    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_format_that_is_dropped_stops_the_run_with_1(job, monkeypatch, tmp_path):
     from kvbench.engines.reference import engine as core
 
     with monkeypatch.context() as broken:
@@ -129,9 +121,7 @@ def test_a_format_that_is_dropped_stops_the_run_with_1(
 
 
 @pytest.mark.slow
-def test_an_error_stops_the_run_with_3_and_once_mended_it_goes_on(
-    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_error_stops_the_run_with_3_and_once_mended_it_goes_on(job, monkeypatch, tmp_path):
     from kvbench.runners import storage
 
     with monkeypatch.context() as broken:
@@ -148,7 +138,7 @@ def test_an_error_stops_the_run_with_3_and_once_mended_it_goes_on(
 
 
 @pytest.mark.slow
-def test_a_fallback_stops_it_unless_the_gate_allows_fallbacks(job: Job, tmp_path: Path) -> None:
+def test_a_fallback_stops_it_unless_the_gate_allows_fallbacks(job, tmp_path):
     cell = (
         "--set",
         "model.source=tiny-deepseek-v2",
@@ -166,14 +156,14 @@ def test_a_fallback_stops_it_unless_the_gate_allows_fallbacks(job: Job, tmp_path
     assert len(records(tmp_path)) == 4, result.output
 
 
-def test_it_does_not_go_with_until_decided(job: Job, tmp_path: Path) -> None:
+def test_it_does_not_go_with_until_decided(job, tmp_path):
     result = job("--canary", "--until-decided")
     assert result.exit_code == 2
     assert "cannot be combined" in result.output
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_prints_the_plan_and_runs_nothing(job: Job, tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_plan_and_runs_nothing(job, tmp_path):
     options = ("--set", "axes.context=[9]", "-k", "int8_sym")
     dry = job("--dry-run", *options)
     plan = CliRunner().invoke(

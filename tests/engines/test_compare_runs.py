@@ -1,12 +1,9 @@
 """Two real runs of a tiny model beside each other: equal ones, and one whose quantized decode step was slowed down on purpose."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -33,11 +30,11 @@ Job = Callable[..., Path]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path):
     """job(name, setting): a run of the matrix above in a folder of that name, measured anew."""
     (tmp_path / "m.yaml").write_text(MATRIX)
 
-    def go(name: str, setting: str) -> Path:
+    def go(name, setting):
         out = tmp_path / name
         words = ["run", str(tmp_path / "m.yaml"), "--out", str(out), "--set", setting]
         result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
@@ -47,19 +44,17 @@ def job(tmp_path: Path) -> Job:
     return go
 
 
-def compared(*words: str | Path) -> tuple[int, dict[str, Any]]:
+def compared(*words):
     result = CliRunner().invoke(app, ["compare", *map(str, words), "--json"])
     return result.exit_code, json.loads(result.stdout)
 
 
 @pytest.mark.slow
-def test_real_runs_are_equal_in_all_that_is_exact_and_a_planted_slowdown_is_found(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_runs_are_equal_in_all_that_is_exact_and_a_planted_slowdown_is_found(job, monkeypatch):
     first, second = job("first", REST), job("second", REST)
     decode, spent = Engine.decode, []
 
-    def slower(self: Engine, *work: Any) -> Any:
+    def slower(self, *work):
         """A quantized step takes three times as long again."""
         start = time.perf_counter()
         logits = decode(self, *work)

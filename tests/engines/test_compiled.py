@@ -1,9 +1,6 @@
 """Compiled decoder layers of a real model: one compilation serves all layers, and changes no bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -18,17 +15,17 @@ IDS = list(range(5, 45))
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3"])
-def test_one_compilation_serves_all_layers_and_changes_no_bit(name: str) -> None:
-    compilations: list[Any] = []
+def test_one_compilation_serves_all_layers_and_changes_no_bit(name):
+    compilations = []
 
-    def backend(graph: Any, example: Any) -> Any:
+    def backend(graph, example):
         compilations.append(graph)
         return graph.forward
 
     torch._dynamo.reset()
     spec = {**CELL_KEYS, "model": name, "kv_format": "int8_sym"}
     model = load_model(spec, "cpu", "float32")
-    model.__dict__["compiled"] = CompiledLayers(model.model, backend)  # type: ignore[arg-type]
+    model.__dict__["compiled"] = CompiledLayers(model.model, backend)
     decision = resolve(Request("int8_sym", "native", "torch", "refuse"), model.facts)
     compiled, plain = (
         Engine(model, replace(decision, compile=Choice(form, form, "")), spec, sequences=2, tokens=96)
@@ -36,7 +33,7 @@ def test_one_compilation_serves_all_layers_and_changes_no_bit(name: str) -> None
     )
     assert len(compiled.layers) == 4
 
-    def logits(engine: Engine, count: int) -> torch.Tensor:
+    def logits(engine, count):
         return engine.prefill(engine.add(), IDS[:count])
 
     for count in (40, 33):
@@ -51,12 +48,12 @@ def test_one_compilation_serves_all_layers_and_changes_no_bit(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma2"])  # a fused attention, and one with a soft-cap
-def test_attention_lies_in_memory_as_the_compiler_was_told(name: str) -> None:
+def test_attention_lies_in_memory_as_the_compiler_was_told(name):
     """A compiled kernel behind it takes that on trust."""
-    found: list[bool] = []
+    found = []
 
     class Watched(torch.fx.Interpreter):
-        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        def call_function(self, target, args, kwargs):
             out = super().call_function(target, args, kwargs)
             if target is torch.ops.kvbench.attend:
                 found.append(out.is_contiguous())
@@ -65,7 +62,7 @@ def test_attention_lies_in_memory_as_the_compiler_was_told(name: str) -> None:
     torch._dynamo.reset()
     spec = {**CELL_KEYS, "model": name, "kv_format": "int8_sym"}
     model = load_model(spec, "cpu", "float32")
-    model.__dict__["compiled"] = CompiledLayers(model.model, lambda graph, _: Watched(graph).run)  # type: ignore[arg-type]
+    model.__dict__["compiled"] = CompiledLayers(model.model, lambda graph, _: Watched(graph).run)
     decision = resolve(Request("int8_sym", "native", "torch", "refuse"), model.facts)
     engine = Engine(
         model, replace(decision, compile=Choice("layer", "layer", "")), spec, sequences=2, tokens=96

@@ -1,13 +1,7 @@
 """The engine against plain transformers, for prefill and for decode over the pages."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from kvbench.errors import KvbenchError, Refused
 from kvbench.formats.kv import KV_FORMATS
@@ -23,7 +17,7 @@ FAMILIES = [
 ]
 
 
-def close(kv_format: str) -> float:
+def close(kv_format):
     """Largest logit difference between runs that batch the same tokens otherwise.
 
     Native: float32 rounding of other GEMM shapes. Quantized: such a rounding can carry a K/V element over a tie, and
@@ -32,18 +26,18 @@ def close(kv_format: str) -> float:
     return 1e-4 if kv_format == "native" else 5e-3
 
 
-def ids(n: int, seed: int = 0) -> list[int]:
+def ids(n, seed=0):
     return torch.randint(0, 250, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 @pytest.fixture(scope="session")
-def plain() -> Callable[[Any, list[int]], Tensor]:
+def plain():
     """Logits [n, V] of the same weights through transformers' own eager attention."""
     import copy
 
-    twins: dict[int, Any] = {}
+    twins = {}
 
-    def forward(loaded: Any, tokens: list[int]) -> Tensor:
+    def forward(loaded, tokens):
         if id(loaded) not in twins:
             twins[id(loaded)] = copy.deepcopy(loaded.model)
             twins[id(loaded)].set_attn_implementation("eager")
@@ -55,7 +49,7 @@ def plain() -> Callable[[Any, list[int]], Tensor]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 33])
-def test_native_prefill_equals_transformers(engine: Any, plain: Any, family: str, length: int) -> None:
+def test_native_prefill_equals_transformers(engine, plain, family, length):
     made = engine(family)
     tokens = ids(length)
     got = made.prefill(made.add(), tokens, "all")
@@ -64,9 +58,7 @@ def test_native_prefill_equals_transformers(engine: Any, plain: Any, family: str
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("start", [1, 15, 16, 17, 31])
-def test_native_decode_over_pages_equals_transformers(
-    engine: Any, plain: Any, family: str, start: int
-) -> None:
+def test_native_decode_over_pages_equals_transformers(engine, plain, family, start):
     made = engine(family)
     tokens = ids(start + 4)
     reference = plain(made.model, tokens)
@@ -78,7 +70,7 @@ def test_native_decode_over_pages_equals_transformers(
 
 @pytest.mark.parametrize("family", ["tiny-llama", "tiny-mistral", "tiny-gemma2"])
 @pytest.mark.parametrize("chunk", [1, 7, 16, 40])
-def test_chunked_prefill_equals_one_pass(engine: Any, plain: Any, family: str, chunk: int) -> None:
+def test_chunked_prefill_equals_one_pass(engine, plain, family, chunk):
     made = engine(family, prefill_chunk=chunk)
     tokens = ids(40)
     torch.testing.assert_close(
@@ -86,7 +78,7 @@ def test_chunked_prefill_equals_one_pass(engine: Any, plain: Any, family: str, c
     )
 
 
-def test_a10_t2_soft_cap_and_window_are_seen_by_this_test(tiny: Any, plain: Any) -> None:
+def test_a10_t2_soft_cap_and_window_are_seen_by_this_test(tiny, plain):
     """The comparison above would be blind if the cap or the window changed nothing on these weights."""
     import copy
 
@@ -110,7 +102,7 @@ def test_a10_t2_soft_cap_and_window_are_seen_by_this_test(tiny: Any, plain: Any)
     assert reference.isfinite().all()
 
 
-def test_a10_t2_logits_with_a_working_soft_cap_equal_eager(tiny: Any) -> None:
+def test_a10_t2_logits_with_a_working_soft_cap_equal_eager(tiny):
     """Q/K gain x12: the capped scores reach the cap's bend, and the engine must follow eager there."""
     import copy
 
@@ -141,7 +133,7 @@ def test_a10_t2_logits_with_a_working_soft_cap_equal_eager(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3", "int8_static", "fp8_e4m3_static"])
-def test_a07_t5_ragged_batches_equal_solo_runs(engine: Any, kv_format: str) -> None:
+def test_a07_t5_ragged_batches_equal_solo_runs(engine, kv_format):
     """Batch 4 -> 2 -> 3 with unequal lengths: every row is what it is alone."""
     prompts = [ids(n, seed=n) for n in (5, 17, 16, 33)]
     solo = []
@@ -168,7 +160,7 @@ def test_a07_t5_ragged_batches_equal_solo_runs(engine: Any, kv_format: str) -> N
 
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3", "int8_static", "fp8_e4m3_static"])
 @pytest.mark.parametrize("length", [16, 17, 40])
-def test_a08_t2_the_next_logits_after_a_swap_are_the_same(engine: Any, kv_format: str, length: int) -> None:
+def test_a08_t2_the_next_logits_after_a_swap_are_the_same(engine, kv_format, length):
     """Swapped out, the pages overwritten with 0x7F, swapped in: a scale left behind would show."""
     made = engine(kv_format=kv_format)
     seq = made.add()
@@ -183,7 +175,7 @@ def test_a08_t2_the_next_logits_after_a_swap_are_the_same(engine: Any, kv_format
     assert torch.equal(made.decode([seq], [7]), expected)
 
 
-def test_a_swapped_sequence_takes_no_forward_and_its_neighbours_do(engine: Any) -> None:
+def test_a_swapped_sequence_takes_no_forward_and_its_neighbours_do(engine):
     made = engine(kv_format="int8_sym", sequences=3)
     away, here = made.add(), made.add()
     made.forward([(away, ids(17)), (here, ids(20, seed=1))])
@@ -207,9 +199,7 @@ def test_a_swapped_sequence_takes_no_forward_and_its_neighbours_do(engine: Any) 
     assert made.store.sequences() == [here]
 
 
-def test_a_store_that_does_not_fit_is_refused_before_it_is_allocated(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_does_not_fit_is_refused_before_it_is_allocated(engine, monkeypatch):
     """tiny-llama in float32: 4 layers of 2 KV heads of 16, 4,096 B a page and layer native, 1,152 B int8_sym."""
     from kvbench.engines.reference import engine as core
 
@@ -226,7 +216,7 @@ def test_a_store_that_does_not_fit_is_refused_before_it_is_allocated(
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("kv_format", [name for name, fmt in KV_FORMATS.items() if fmt.quantized])
-def test_a06_t3_a_nonfinite_element_leaves_no_result(engine: Any, kv_format: str, value: float) -> None:
+def test_a06_t3_a_nonfinite_element_leaves_no_result(engine, kv_format, value):
     """One element of one row, on the V side."""
     made = engine(kv_format=kv_format)
     seq = made.add()
@@ -241,7 +231,7 @@ def test_a06_t3_a_nonfinite_element_leaves_no_result(engine: Any, kv_format: str
 
 
 @pytest.mark.parametrize(("value", "word"), [(1e7, "overflow"), (float("nan"), "nonfinite")])
-def test_a04_t4_what_the_format_cannot_hold_leaves_no_result(engine: Any, value: float, word: str) -> None:
+def test_a04_t4_what_the_format_cannot_hold_leaves_no_result(engine, value, word):
     made = engine(kv_format="int8_sym")
     seq = made.add()
     made.prefill(seq, ids(3))
@@ -254,7 +244,7 @@ def test_a04_t4_what_the_format_cannot_hold_leaves_no_result(engine: Any, value:
 
 
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3"])
-def test_prefill_and_decode_read_the_same_stored_values(engine: Any, kv_format: str) -> None:
+def test_prefill_and_decode_read_the_same_stored_values(engine, kv_format):
     """Quantize-then-attend: a token sees the same stored K/V whether it came in a chunk or alone."""
     tokens = ids(40)
     whole = engine(kv_format=kv_format)
@@ -265,7 +255,7 @@ def test_prefill_and_decode_read_the_same_stored_values(engine: Any, kv_format: 
         torch.testing.assert_close(made.decode([seq], [token])[0], at_once[at], atol=close(kv_format), rtol=0)
 
 
-def test_fresh_prefill_is_another_number_than_stored_prefill(engine: Any) -> None:
+def test_fresh_prefill_is_another_number_than_stored_prefill(engine):
     tokens = ids(24)
     stored = engine(kv_format="int8_static", scale=0.2)
     fresh = engine(kv_format="int8_static", scale=0.2, prefill_reads="fresh")
@@ -275,7 +265,7 @@ def test_fresh_prefill_is_another_number_than_stored_prefill(engine: Any) -> Non
     assert not torch.allclose(a, c, atol=1e-4, rtol=0)
 
 
-def test_forks_share_their_prefix_and_part_ways(engine: Any) -> None:
+def test_forks_share_their_prefix_and_part_ways(engine):
     made = engine(kv_format="int8_sym", sequences=4)
     head, tails = ids(21), [ids(6, seed=5), ids(9, seed=6)]
     root = made.add()
@@ -288,7 +278,7 @@ def test_forks_share_their_prefix_and_part_ways(engine: Any) -> None:
         torch.testing.assert_close(row, want, atol=close("int8_sym"), rtol=0)
 
 
-def test_a_context_beyond_the_model_is_refused(engine: Any) -> None:
+def test_a_context_beyond_the_model_is_refused(engine):
     made = engine(tokens=96)
     limit = made.model.facts.max_context
     big = engine(sequences=1, tokens=limit + 16)
@@ -297,18 +287,18 @@ def test_a_context_beyond_the_model_is_refused(engine: Any) -> None:
     assert caught.value.reason == "invalid_context"
 
 
-def test_a_full_store_says_so(engine: Any) -> None:
+def test_a_full_store_says_so(engine):
     made = engine(sequences=1, tokens=16)
     with pytest.raises(KvbenchError, match="page"):
         made.prefill(made.add(), ids(17))
 
 
-def test_a_model_called_past_its_engine_is_an_error(tiny: Any) -> None:
+def test_a_model_called_past_its_engine_is_an_error(tiny):
     with pytest.raises(KvbenchError, match="outside of an engine"):
         tiny("tiny-llama").model(input_ids=torch.tensor([[1, 2]]), use_cache=False)
 
 
-def test_a10_t3_an_attention_argument_that_would_be_dropped_is_refused() -> None:
+def test_a10_t3_an_attention_argument_that_would_be_dropped_is_refused():
     from kvbench.engines.reference.binding import Binding, _observe
 
     class Attention(torch.nn.Module):
@@ -327,6 +317,6 @@ def test_a10_t3_an_attention_argument_that_would_be_dropped_is_refused() -> None
         _observe(3, call, Binding())
 
 
-def test_static_scales_need_one_value_a_layer(engine: Any) -> None:
+def test_static_scales_need_one_value_a_layer(engine):
     with pytest.raises(Refused, match="layers"):
         engine(kv_format="int8_static", scale={"k": [0.1], "v": [0.1, 0.1, 0.1]})

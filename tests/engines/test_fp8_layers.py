@@ -1,13 +1,10 @@
 """FP8 linear layers in a model: joined siblings, compiled layers, moves."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._dynamo.testing import CompileCounter
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -23,10 +20,10 @@ SIZES = {
 }  # fmt: skip
 
 
-def fp8_model(biased: bool = False, joined: bool = True) -> nn.Module:
+def fp8_model(biased=False, joined=True):
     torch.manual_seed(0)
-    made: Any = Qwen2ForCausalLM(Qwen2Config(**SIZES)) if biased else LlamaForCausalLM(LlamaConfig(**SIZES))
-    model: nn.Module = made.eval().requires_grad_(False)
+    made = Qwen2ForCausalLM(Qwen2Config(**SIZES)) if biased else LlamaForCausalLM(LlamaConfig(**SIZES))
+    model = made.eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.normal_(parameter)
@@ -37,13 +34,12 @@ def fp8_model(biased: bool = False, joined: bool = True) -> nn.Module:
 
 
 @torch.inference_mode()
-def logits(model: nn.Module) -> Tensor:
-    out: Tensor = model(torch.tensor([[3, 5, 7]]), use_cache=False).logits
-    return out
+def logits(model):
+    return model(torch.tensor([[3, 5, 7]]), use_cache=False).logits
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_joined_siblings_give_the_same_in_fewer_products(biased: bool) -> None:
+def test_joined_siblings_give_the_same_in_fewer_products(biased):
     model = fp8_model(biased, joined=False)
     with record() as alone:
         apart = logits(model)
@@ -54,7 +50,7 @@ def test_joined_siblings_give_the_same_in_fewer_products(biased: bool) -> None:
     assert [launch.product for launch in together][:2] == [(3, 512, 256), (3, 256, 256)]
 
 
-def test_joining_holds_nothing_twice() -> None:
+def test_joining_holds_nothing_twice():
     model = fp8_model()
     first = next(m for m in model.modules() if isinstance(m, Fp8Linear) and m.group)
     assert first._joined is not None
@@ -64,21 +60,21 @@ def test_joining_holds_nothing_twice() -> None:
     assert sum(m.weight.numel() for m in first.group) == first._joined[0].numel()
 
 
-def test_only_the_very_same_input_takes_a_sibling_s_product() -> None:
+def test_only_the_very_same_input_takes_a_sibling_s_product():
     model = fp8_model()
-    attention: Any = model.get_submodule("model.layers.0.self_attn")
+    attention = model.get_submodule("model.layers.0.self_attn")
     x = torch.randn(2, 256)
     q, k = attention.q_proj(x), attention.k_proj(2 * x)
     apart = fp8_model(joined=False).get_submodule("model.layers.0.self_attn")
-    assert torch.equal(q, apart.q_proj(x))  # type: ignore[operator]
-    assert torch.equal(k, apart.k_proj(2 * x))  # type: ignore[operator]
+    assert torch.equal(q, apart.q_proj(x))
+    assert torch.equal(k, apart.k_proj(2 * x))
 
 
-def test_one_compilation_serves_all_layers() -> None:
+def test_one_compilation_serves_all_layers():
     model = fp8_model()
     expected = logits(model)
     counter = CompileCounter()
-    layers: Any = model.get_submodule("model.layers")
+    layers = model.get_submodule("model.layers")
     kind = type(layers[0])
     compiled = torch.compile(kind.forward, backend=counter, fullgraph=True, dynamic=False)
     for layer in layers:
@@ -87,12 +83,12 @@ def test_one_compilation_serves_all_layers() -> None:
     assert counter.frame_count == 1
 
 
-def test_joined_layers_refuse_to_be_moved_and_cast() -> None:
+def test_joined_layers_refuse_to_be_moved_and_cast():
     with pytest.raises(KvbenchError, match="before join_siblings"):
         fp8_model().to(torch.bfloat16)
 
 
-def test_a14_t4_a_cast_of_the_model_leaves_codes_and_scales_as_they_are() -> None:
+def test_a14_t4_a_cast_of_the_model_leaves_codes_and_scales_as_they_are():
     model = fp8_model(joined=False)
     before = copy.deepcopy(model)
     model.to(torch.bfloat16)
@@ -103,10 +99,10 @@ def test_a14_t4_a_cast_of_the_model_leaves_codes_and_scales_as_they_are() -> Non
             assert torch.equal(a.weight_scale_inv.data, b.weight_scale_inv.data)
 
 
-def test_the_path_is_put_back_after_a_forward() -> None:
+def test_the_path_is_put_back_after_a_forward():
     from kvbench.engines.reference.weights import fp8_linear as fp8linear
 
-    def fails() -> None:
+    def fails():
         with using("w8a8"):
             assert fp8linear._gemm == "w8a8"
             raise RuntimeError

@@ -1,14 +1,11 @@
 """Ctrl-C and SIGTERM on a real process: exit code 130, nothing half-written, the way to go on, and the same again that goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +24,7 @@ runners:
 """
 
 
-def started(*command: str, cwd: Path) -> subprocess.Popen[str]:
+def started(*command, cwd):
     return subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
@@ -38,7 +35,7 @@ def started(*command: str, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(process: subprocess.Popen[str], there: Callable[[], bool]) -> None:
+def wait_for(process, there):
     deadline = time.monotonic() + 120
     while not there():
         assert process.poll() is None, process.communicate()
@@ -50,9 +47,7 @@ def wait_for(process: subprocess.Popen[str], there: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("number", "by"), [(signal.SIGINT, "interrupted;"), (signal.SIGTERM, "interrupted by SIGTERM;")]
 )
-def test_a_run_that_is_interrupted_goes_on_where_it_was(
-    tmp_path: Path, number: signal.Signals, by: str
-) -> None:
+def test_a_run_that_is_interrupted_goes_on_where_it_was(tmp_path, number, by):
     (tmp_path / "m.yaml").write_text(MATRIX)
     command = ("-m", "kvbench", "run", "m.yaml", "--out", "out")
     process = started(*command, cwd=tmp_path)
@@ -79,7 +74,7 @@ def test_a_run_that_is_interrupted_goes_on_where_it_was(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_quantize_leaves_nothing_beside_its_output(tmp_path: Path, number: signal.Signals) -> None:
+def test_quantize_leaves_nothing_beside_its_output(tmp_path, number):
     """It stops where it would put the finished folder in place, the latest moment at which something can be left."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -119,7 +114,7 @@ finally:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_the_second_signal_ends_at_once(tmp_path: Path, second: signal.Signals) -> None:
+def test_the_second_signal_ends_at_once(tmp_path, second):
     process = started("-c", ENDLESS, cwd=tmp_path)
     wait_for(process, (tmp_path / "first").exists)
     process.send_signal(signal.SIGINT)
@@ -129,7 +124,7 @@ def test_the_second_signal_ends_at_once(tmp_path: Path, second: signal.Signals) 
     assert process.returncode == 130
 
 
-def test_what_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
+def test_what_the_caller_ignores_stays_ignored(tmp_path):
     """nohup and `&` in a script ignore SIGINT for what they start."""
     code = (
         "import signal\nfrom kvbench.cli.signals import end_cleanly\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"

@@ -1,12 +1,10 @@
 """Linear layers replaced for decode: nothing changes where the skinny path is not taken, and one op a group where it is."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._dynamo.testing import CompileCounter
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -19,30 +17,29 @@ SIZES = {
 }  # fmt: skip
 
 
-def tiny(biased: bool = False) -> nn.Module:
+def tiny(biased=False):
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(**SIZES)) if biased else LlamaForCausalLM(LlamaConfig(**SIZES))
     return model.eval()
 
 
 @torch.no_grad()
-def logits(model: nn.Module) -> Tensor:
-    out: Tensor = model(torch.tensor([[3, 5, 7]]), use_cache=False).logits
-    return out
+def logits(model):
+    return model(torch.tensor([[3, 5, 7]]), use_cache=False).logits
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def taken(monkeypatch):
     """The skinny path is taken on the CPU too (there the op is its torch twin): outputs of each op call."""
-    calls: list[int] = []
+    calls = []
 
     one, many = linear.skinny_linear_op, linear.skinny_linear_many_op
 
-    def one_call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def one_call(x, weight, bias):
         calls.append(1)
         return one(x, weight, bias)
 
-    def many_call(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
+    def many_call(x, weights, biases):
         calls.append(len(weights))
         return many(x, weights, biases)
 
@@ -53,7 +50,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_on_a_cpu_nothing_changes(biased: bool) -> None:
+def test_on_a_cpu_nothing_changes(biased):
     model = tiny(biased)
     before, names = logits(model), list(model.state_dict())
     assert replace_linears(model) == 2 * 7 + 1
@@ -64,7 +61,7 @@ def test_on_a_cpu_nothing_changes(biased: bool) -> None:
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_the_skinny_path_gives_the_same_with_one_op_a_group(biased: bool, taken: list[int]) -> None:
+def test_the_skinny_path_gives_the_same_with_one_op_a_group(biased, taken):
     model = tiny(biased)
     before = logits(model)
     replace_linears(model)
@@ -74,7 +71,7 @@ def test_the_skinny_path_gives_the_same_with_one_op_a_group(biased: bool, taken:
     assert torch.equal(logits(copy.deepcopy(model)), before)
 
 
-def test_ungrouped_is_one_op_a_linear(taken: list[int]) -> None:
+def test_ungrouped_is_one_op_a_linear(taken):
     model = tiny()
     before = logits(model)
     replace_linears(model, grouped=False)
@@ -82,7 +79,7 @@ def test_ungrouped_is_one_op_a_linear(taken: list[int]) -> None:
     assert taken == [1] * 15
 
 
-def test_a_sibling_with_another_input_computes_for_itself(taken: list[int]) -> None:
+def test_a_sibling_with_another_input_computes_for_itself(taken):
     model = nn.Module()
     model.gate_proj, model.up_proj = nn.Linear(8, 4), nn.Linear(8, 4)
     replace_linears(model)
@@ -94,7 +91,7 @@ def test_a_sibling_with_another_input_computes_for_itself(taken: list[int]) -> N
         assert torch.equal(model.up_proj(a), plain(a, model.up_proj.weight, model.up_proj.bias))
 
 
-def test_subclasses_and_unlike_siblings_are_left_alone(taken: list[int]) -> None:
+def test_subclasses_and_unlike_siblings_are_left_alone(taken):
     class Adapter(nn.Linear):
         pass
 
@@ -109,10 +106,10 @@ def test_subclasses_and_unlike_siblings_are_left_alone(taken: list[int]) -> None
     assert taken == [1]
 
 
-def test_the_path_is_chosen_from_device_rows_shape_and_dtype() -> None:
+def test_the_path_is_chosen_from_device_rows_shape_and_dtype():
     weight = torch.empty(64, 32, dtype=torch.bfloat16, device="meta")
 
-    def on_cuda(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    def on_cuda(*shape, dtype=torch.bfloat16):
         from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -129,7 +126,7 @@ def test_the_path_is_chosen_from_device_rows_shape_and_dtype() -> None:
 
 
 @torch.no_grad()
-def test_ops_compile_in_one_graph_and_their_fakes_have_the_shapes() -> None:
+def test_ops_compile_in_one_graph_and_their_fakes_have_the_shapes():
     x, a, b = torch.randn(2, 1, 8), torch.randn(4, 8), torch.randn(6, 8)
     bias = torch.randn(4)
     torch.library.opcheck(
@@ -139,7 +136,7 @@ def test_ops_compile_in_one_graph_and_their_fakes_have_the_shapes() -> None:
         linear.skinny_linear_many_op, (x, [a, b], []), test_utils=("test_schema", "test_faketensor")
     )
 
-    def both(x: Tensor) -> Tensor:
+    def both(x):
         p, q = linear.skinny_linear_many_op(x, [a, b], [])
         return linear.skinny_linear_op(x, a, bias) + p + q.sum()
 
@@ -147,7 +144,7 @@ def test_ops_compile_in_one_graph_and_their_fakes_have_the_shapes() -> None:
 
 
 @torch.no_grad()
-def test_layers_compiled_one_by_one_share_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_compiled_one_by_one_share_one_compilation(monkeypatch):
     monkeypatch.setattr(linear, "takes_skinny", lambda x, weight: True)
     model = tiny()
     layers = model.model.layers

@@ -1,13 +1,9 @@
 """lm-eval's tasks through the quantized store: equal to our own runner and to lm-eval's transformers model; faults withheld."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -35,18 +31,18 @@ from kvbench.selftest import hops
 # lm-eval's and its dependencies' own warnings are not ours to fail on.
 pytestmark = pytest.mark.filterwarnings("default")
 
-TINY: dict[str, Any] = {"pretrained": "tiny-llama", "plumbing": True, "device": "cpu"}
+TINY = {"pretrained": "tiny-llama", "plumbing": True, "device": "cpu"}
 
 
-def model(**given: Any) -> KvbenchLM:
+def model(**given):
     return KvbenchLM(**{**TINY, "kv_format": "int8_sym", **given})
 
 
-def request(kind: str, *args: Any, task: str = "one") -> Instance:
+def request(kind, *args, task="one"):
     return Instance(request_type=kind, doc={}, arguments=args, idx=0, metadata=(task, 0, 1))
 
 
-def pairs(*texts: tuple[str, str], task: str = "one") -> list[Instance]:
+def pairs(*texts, task="one"):
     return [request("loglikelihood", *own, task=task) for own in texts]
 
 
@@ -66,14 +62,14 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def quantized() -> KvbenchLM:
+def quantized():
     return model()
 
 
 # Equal to others.
 
 
-def test_native_answers_are_those_of_lm_evals_transformers_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_answers_are_those_of_lm_evals_transformers_model(monkeypatch):
     """Log-probabilities within 1e-3 of float32 sums; greedy flags and texts equal. 200 positions in pieces of 48: contexts and texts are cut."""
     lm = model(kv_format="native", max_length=200, batch_size=3, prefill_chunk=48)
     theirs = peer.peer_model(lm.loaded, 1)
@@ -83,7 +79,7 @@ def test_native_answers_are_those_of_lm_evals_transformers_model(monkeypatch: py
         assert ours[1] == due[1]
     assert lm.loglikelihood_rolling(TEXTS) == pytest.approx(theirs.loglikelihood_rolling(TEXTS), abs=1e-2)
 
-    def named(token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> Any:
+    def named(token_ids, skip_special_tokens=False, **_):
         """Random bytes are no text: each token by its number, so that texts can be told apart. 256 and 257 are BOS and EOS."""
         ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
         if isinstance(ids, list) and ids and isinstance(ids[0], list):
@@ -100,7 +96,7 @@ def test_native_answers_are_those_of_lm_evals_transformers_model(monkeypatch: py
     assert lm.generate_until(short) == theirs.generate_until(short) == [texts[0].split(stop)[0]]
 
 
-def test_what_greedy_decoding_writes_is_flagged_greedy_and_nothing_else(quantized: KvbenchLM) -> None:
+def test_what_greedy_decoding_writes_is_flagged_greedy_and_nothing_else(quantized):
     prompt = "Once upon a time"
     (text,) = quantized.generate_until([request("generate_until", prompt, {"until": [], "max_gen_toks": 5})])
     seq_ids = quantized.tok_encode(prompt)
@@ -115,9 +111,7 @@ def test_what_greedy_decoding_writes_is_flagged_greedy_and_nothing_else(quantize
     assert [greedy for _, greedy in said] == [True, False]
 
 
-def test_continuations_that_share_a_context_are_scored_as_they_are_alone(
-    quantized: KvbenchLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_continuations_that_share_a_context_are_scored_as_they_are_alone(quantized, monkeypatch):
     together = quantized.loglikelihood(PAIRS)
     alone = [quantized.loglikelihood([one])[0] for one in PAIRS]
     assert [a for a, _ in together] == pytest.approx([a for a, _ in alone], abs=1e-4)
@@ -128,8 +122,8 @@ def test_continuations_that_share_a_context_are_scored_as_they_are_alone(
 SUBJECTS = ("anatomy", "virology")
 
 
-def made_up() -> QuestionSet:
-    def ask(subject: str, i: int) -> Question:
+def made_up():
+    def ask(subject, i):
         choices = tuple(f"{subject} {letter} {i * 7 % 5}" for letter in "wxyz")
         return Question(
             f"{subject}/{i}", subject, f"Which of the four comes after number {i}?", choices, i % 4
@@ -141,9 +135,7 @@ def made_up() -> QuestionSet:
 
 
 @pytest.mark.slow
-def test_the_command_line_gives_the_scores_that_our_runner_stores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line_gives_the_scores_that_our_runner_stores(tmp_path, monkeypatch):
     """`kvbench lm-eval` and `kvbench run` on the same questions: every score equal to the last bit, since both compute the same
     forwards; picks and accuracy with them. lm-eval's own MMLU task files, 5 examples."""
     data = peer.write_data(tmp_path / "data", "mmlu", made_up().questions, made_up())
@@ -199,7 +191,7 @@ def test_the_command_line_gives_the_scores_that_our_runner_stores(
 # Nothing unproven leaves.
 
 
-def secretly_native(*args: Any, **keys: Any) -> Engine:
+def secretly_native(*args, **keys):
     return Engine(args[0], native_of(args[1]), *args[2:], **keys)
 
 
@@ -219,9 +211,7 @@ def secretly_native(*args: Any, **keys: Any) -> Engine:
     ("kind", "requests"),
     [("loglikelihood", PAIRS[:2]), ("loglikelihood_rolling", TEXTS[:1]), ("generate_until", PROMPTS[:1])],
 )
-def test_answers_of_an_engine_that_is_secretly_native_are_withheld(
-    quantized: KvbenchLM, kind: str, requests: list[Instance], fault: Any, says: str
-) -> None:
+def test_answers_of_an_engine_that_is_secretly_native_are_withheld(quantized, kind, requests, fault, says):
     before = len(quantized.proofs)
     with fault(), pytest.raises(Unproven, match=says) as caught:
         getattr(quantized, kind)(requests)
@@ -229,7 +219,7 @@ def test_answers_of_an_engine_that_is_secretly_native_are_withheld(
     assert len(quantized.proofs) == before
 
 
-def test_a_decision_that_drops_the_format_is_withheld() -> None:
+def test_a_decision_that_drops_the_format_is_withheld():
     with patch.object(
         reference_kind, "resolve", lambda request, facts: native_of(hops.decide(request, facts))
     ):
@@ -241,7 +231,7 @@ def test_a_decision_that_drops_the_format_is_withheld() -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("kv_format", "native"), ("page_size", 32), ("model", "tiny-qwen2")]
 )
-def test_an_argument_that_the_cell_does_not_have_is_withheld(key: str, value: Any) -> None:
+def test_an_argument_that_the_cell_does_not_have_is_withheld(key, value):
     """The hop before the request: the resolver never hears of what was given."""
     made = lmeval.cell_of
     with patch.object(lmeval, "cell_of", lambda given, host: {**made(given, host), key: value}):
@@ -250,7 +240,7 @@ def test_an_argument_that_the_cell_does_not_have_is_withheld(key: str, value: An
         lm.loglikelihood(PAIRS[:1])
 
 
-def test_arguments_that_the_machine_settles_are_no_change(tmp_path: Path) -> None:
+def test_arguments_that_the_machine_settles_are_no_change(tmp_path):
     given = {
         "pretrained": "tiny-llama",
         "kv_format": "int8_static",
@@ -271,7 +261,7 @@ def test_arguments_that_the_machine_settles_are_no_change(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_gpu_that_is_not_there_is_a_sentence_and_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_there_is_a_sentence_and_exit_code_3(monkeypatch):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     monkeypatch.setattr(sys, "argv", ["kvbench"])
@@ -283,12 +273,12 @@ def test_a_gpu_that_is_not_there_is_a_sentence_and_exit_code_3(monkeypatch: pyte
     assert "no CUDA device" in done.stderr
 
 
-def test_without_an_engine_that_answered_there_are_no_results() -> None:
+def test_without_an_engine_that_answered_there_are_no_results():
     with pytest.raises(Unproven, match="no evidence"):
         model().get_model_info()
 
 
-def test_lm_evals_cache_of_answers_is_refused_and_its_cache_of_requests_kept_apart(tmp_path: Path) -> None:
+def test_lm_evals_cache_of_answers_is_refused_and_its_cache_of_requests_kept_apart(tmp_path):
     from lm_eval.api.model import CachingLM
 
     with pytest.raises(UsageError, match="--use_cache"):
@@ -328,19 +318,19 @@ def test_lm_evals_cache_of_answers_is_refused_and_its_cache_of_requests_kept_apa
         ({"device": "tpu"}, "expected auto, cpu or cuda"),
     ],
 )
-def test_arguments_that_are_not_accepted_are_refused_in_a_sentence(given: dict[str, Any], says: str) -> None:
+def test_arguments_that_are_not_accepted_are_refused_in_a_sentence(given, says):
     with pytest.raises(UsageError, match=says):
         model(**given)
 
 
-def test_what_the_engine_refuses_is_refused_here() -> None:
+def test_what_the_engine_refuses_is_refused_here():
     with pytest.raises(Refused, match="random weights"):
         model(plumbing=False)
     with pytest.raises(Refused):
         model(pretrained="tiny-deepseek-v2")
 
 
-def test_settings_that_no_text_can_follow_are_refused(quantized: KvbenchLM) -> None:
+def test_settings_that_no_text_can_follow_are_refused(quantized):
     for given, says in (
         ({"num_beams": 4}, "gen_kwargs.num_beams is not known; accepted are gen_kwargs.do_sample"),
         ({"max_gen_toks": 4096}, "4096 new tokens"),
@@ -351,7 +341,7 @@ def test_settings_that_no_text_can_follow_are_refused(quantized: KvbenchLM) -> N
         quantized.loglikelihood(pairs(("context", "")))
 
 
-def test_the_device_that_lm_eval_names_by_itself_is_auto_and_a_given_one_is_kept() -> None:
+def test_the_device_that_lm_eval_names_by_itself_is_auto_and_a_given_one_is_kept():
     given = {"pretrained": "tiny-llama", "plumbing": True}
     lm = KvbenchLM.create_from_arg_obj({**given, "device": "cpu"}, {"device": "cuda:0", "batch_size": 2})
     assert (lm.spec["device"], lm.batch_size) == ("cpu", 2)
@@ -364,7 +354,7 @@ def test_the_device_that_lm_eval_names_by_itself_is_auto_and_a_given_one_is_kept
     )
 
 
-def test_a_later_lm_eval_finds_the_model_by_its_entry_point() -> None:
+def test_a_later_lm_eval_finds_the_model_by_its_entry_point():
     own = [e for e in entry_points(group="lm_eval.models") if e.name == "kvbench"]
     if not own:
         pytest.skip("kvbench is not installed here, so no entry point is")

@@ -1,35 +1,30 @@
 """Loaded models: random ones of every attention kind here; the default model where the mark allows it."""
 
-from __future__ import annotations
-
 import copy
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
-from kvbench.engines.reference.load import LoadedModel, load_model
+from kvbench.engines.reference.load import load_model
 from kvbench.errors import KvbenchError, Refused, UsageError
 from kvbench.models.catalog import TINY
 from kvbench.models.source import config_facts
 
 
-def logits(loaded: LoadedModel, text: str = "A page holds sixteen tokens; the café is open.") -> torch.Tensor:
+def logits(loaded, text="A page holds sixteen tokens; the café is open."):
     """[N, V], by transformers' own attention: what is tested here is what was loaded."""
     twin = copy.deepcopy(loaded.model)
     twin.set_attn_implementation("eager")
     ids = torch.tensor([loaded.tokenizer(text)["input_ids"]])
     with torch.inference_mode():
-        out: torch.Tensor = twin(ids, use_cache=False).logits[0].float()
-    return out
+        return twin(ids, use_cache=False).logits[0].float()
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_config_and_modules_agree_on_tiny_models(name: str) -> None:
+def test_config_and_modules_agree_on_tiny_models(name):
     loaded = load_model({"model": name}, "cpu", "float32")
     assert loaded.facts == config_facts({"model": name})
     assert loaded.random
@@ -39,14 +34,14 @@ def test_config_and_modules_agree_on_tiny_models(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_random_logits_vary_and_repeat(name: str) -> None:
+def test_random_logits_vary_and_repeat(name):
     first, again = (logits(load_model({"model": name}, "cpu", "float32")) for _ in range(2))
     assert torch.equal(first, again)
     assert 1.0 < first.std() < 10.0
     assert len(set(first.argmax(-1).tolist())) > 5
 
 
-def test_random_weights_leave_the_global_generator_alone() -> None:
+def test_random_weights_leave_the_global_generator_alone():
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -54,7 +49,7 @@ def test_random_weights_leave_the_global_generator_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_dtype_is_what_was_asked_for() -> None:
+def test_dtype_is_what_was_asked_for():
     loaded = load_model({"model": "tiny-llama"}, "cpu", "bfloat16")
     assert {p.dtype for p in loaded.model.parameters()} == {torch.bfloat16}
     assert loaded.dtype_name == "bfloat16"
@@ -63,7 +58,7 @@ def test_dtype_is_what_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("text", ["plain", "héllo 漢字\n\t \x00", ""])
-def test_byte_tokenizer_ids_are_bytes(text: str) -> None:
+def test_byte_tokenizer_ids_are_bytes(text):
     tokenizer = byte_tokenizer()
     ids = tokenizer(text)["input_ids"]
     assert ids == list(text.encode())
@@ -72,7 +67,7 @@ def test_byte_tokenizer_ids_are_bytes(text: str) -> None:
 
 
 @pytest.fixture
-def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def saved(tmp_path, monkeypatch):
     """A folder that transformers wrote, from a tiny model."""
     monkeypatch.setenv("KVBENCH_CACHE_DIR", str(tmp_path / "cache"))
     loaded = load_model({"model": "tiny-llama"}, "cpu", "float32")
@@ -81,7 +76,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "model"
 
 
-def test_a_folder_gives_the_saved_model_back(saved: Path) -> None:
+def test_a_folder_gives_the_saved_model_back(saved):
     loaded = load_model({"model": str(saved)}, "cpu", "float32")
     original = load_model({"model": "tiny-llama"}, "cpu", "float32")
     assert not loaded.random
@@ -90,20 +85,20 @@ def test_a_folder_gives_the_saved_model_back(saved: Path) -> None:
     assert torch.equal(logits(loaded), logits(original))
 
 
-def test_random_weights_from_a_folder_need_no_weights(saved: Path) -> None:
+def test_random_weights_from_a_folder_need_no_weights(saved):
     (saved / "model.safetensors").unlink()
     loaded = load_model({"model": str(saved), "model_weights": "random"}, "cpu", "float32")
     assert loaded.random
     assert logits(loaded).std() > 1
 
 
-def test_a_damaged_folder_is_a_sentence(saved: Path) -> None:
+def test_a_damaged_folder_is_a_sentence(saved):
     (saved / "model.safetensors").write_bytes(b"\0" * 64)
     with pytest.raises(KvbenchError, match=r"could not be loaded .* whole transformers model"):
         load_model({"model": str(saved)}, "cpu", "float32")
 
 
-def test_a_missing_tensor_is_an_error_and_not_random_numbers(saved: Path) -> None:
+def test_a_missing_tensor_is_an_error_and_not_random_numbers(saved):
     tensors = load_file(saved / "model.safetensors")
     del tensors["model.layers.2.self_attn.k_proj.weight"]
     save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
@@ -113,7 +108,7 @@ def test_a_missing_tensor_is_an_error_and_not_random_numbers(saved: Path) -> Non
         load_model({"model": str(saved)}, "cpu", "float32")
 
 
-def test_a_checkpoint_of_another_quantization_is_refused(saved: Path) -> None:
+def test_a_checkpoint_of_another_quantization_is_refused(saved):
     config = json.loads((saved / "config.json").read_text())
     quantization = {"quant_method": "gptq", "bits": 4}
     (saved / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
@@ -122,7 +117,7 @@ def test_a_checkpoint_of_another_quantization_is_refused(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf")])
-def test_an_infinite_weight_is_an_error(saved: Path, value: float) -> None:
+def test_an_infinite_weight_is_an_error(saved, value):
     tensors = load_file(saved / "model.safetensors")
     tensors["model.norm.weight"][63] = value
     save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
@@ -130,7 +125,7 @@ def test_an_infinite_weight_is_an_error(saved: Path, value: float) -> None:
         load_model({"model": str(saved)}, "cpu", "float32")
 
 
-def test_a_tokenizer_that_loses_text_is_an_error(saved: Path) -> None:
+def test_a_tokenizer_that_loses_text_is_an_error(saved):
     """transformers takes the class from model_type, whatever tokenizer.json holds: here every id would be lost."""
     loaded = load_model({"model": "tiny-qwen2"}, "cpu", "float32")
     loaded.model.save_pretrained(saved)
@@ -140,14 +135,14 @@ def test_a_tokenizer_that_loses_text_is_an_error(saved: Path) -> None:
         load_model({"model": str(saved)}, "cpu", "float32")
 
 
-def test_pickled_weights_are_never_loaded(saved: Path) -> None:
+def test_pickled_weights_are_never_loaded(saved):
     (saved / "model.safetensors").unlink()
     torch.save({}, saved / "pytorch_model.bin")
     with pytest.raises(UsageError, match="only pickled weights"):
         load_model({"model": str(saved)}, "cpu", "float32")
 
 
-def test_remote_code_needs_the_matrix_to_say_so(saved: Path) -> None:
+def test_remote_code_needs_the_matrix_to_say_so(saved):
     config = json.loads((saved / "config.json").read_text())
     (saved / "config.json").write_text(
         json.dumps(config | {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}})
@@ -163,7 +158,7 @@ SMALL = {"vocab_size": 258, "hidden_size": 64, "intermediate_size": 64, "num_hid
 PAIR = ["sliding_attention", "full_attention"]
 
 
-def from_config(folder: Path, model_type: str, **changes: Any) -> LoadedModel:
+def from_config(folder, model_type, **changes):
     (folder / "config.json").write_text(json.dumps({**SMALL, "model_type": model_type, **changes}))
     return load_model({"model": str(folder), "model_weights": "random"}, "cpu", "float32")
 
@@ -182,9 +177,7 @@ def from_config(folder: Path, model_type: str, **changes: Any) -> LoadedModel:
         ("cohere2", {"sliding_window": 16, "layer_types": PAIR}),
     ],
 )
-def test_other_families_bind_as_their_config_says(
-    tmp_path: Path, model_type: str, changes: dict[str, Any]
-) -> None:
+def test_other_families_bind_as_their_config_says(tmp_path, model_type, changes):
     loaded = from_config(tmp_path, model_type, **changes)
     assert [layer.kind for layer in loaded.facts.layers] == (
         ["sliding", "full"] if changes.get("layer_types") else ["full"] * 2
@@ -206,9 +199,7 @@ def test_other_families_bind_as_their_config_says(
         ("mamba", {}, "layers_without_attention"),
     ],
 )
-def test_a10_t3_what_cannot_be_bound_is_refused_with_a_reason(
-    tmp_path: Path, model_type: str, changes: dict[str, Any], reason: str
-) -> None:
+def test_a10_t3_what_cannot_be_bound_is_refused_with_a_reason(tmp_path, model_type, changes, reason):
     with pytest.raises(Refused) as e:
         from_config(tmp_path, model_type, **changes)
     assert e.value.reason == reason
@@ -217,7 +208,7 @@ def test_a10_t3_what_cannot_be_bound_is_refused_with_a_reason(
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_the_prepared_folder_holds_the_gguf_values_exactly() -> None:
+def test_the_prepared_folder_holds_the_gguf_values_exactly():
     from transformers import AutoModelForCausalLM
 
     from kvbench.models.download import fetch
@@ -232,7 +223,7 @@ def test_the_prepared_folder_holds_the_gguf_values_exactly() -> None:
 
 
 @pytest.mark.model
-def test_the_default_model_speaks() -> None:
+def test_the_default_model_speaks():
     loaded = load_model({"model": "smollm2-135m-instruct"}, "cpu", "float32")
     best = logits(loaded, "The capital of France is")[-1].argmax().item()
     assert loaded.tokenizer.decode([best]) == " Paris"

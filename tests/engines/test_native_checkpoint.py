@@ -1,11 +1,6 @@
 """A checkpoint that says nothing of a quantization: codes and scales in it are named, and never taken for weights."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +11,7 @@ from typer.testing import CliRunner
 
 from kvbench.cli.main import app
 from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
-from kvbench.engines.reference.load import LoadedModel, load_model
+from kvbench.engines.reference.load import load_model
 from kvbench.engines.reference.weights.native_checkpoint import check_unread
 from kvbench.engines.reference.weights.quantize_checkpoint import quantize_checkpoint
 from kvbench.errors import KvbenchError
@@ -29,7 +24,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
 K_PROJ = "model.layers.0.self_attn.k_proj"
 
 
-def write(folder: Path, change: Callable[[Tensors], Any], base: str = "tiny-llama") -> Path:
+def write(folder, change, base="tiny-llama"):
     """A checkpoint of random weights with some of its tensors changed."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -42,23 +37,23 @@ def write(folder: Path, change: Callable[[Tensors], Any], base: str = "tiny-llam
     return folder
 
 
-def load(folder: Path, weights: str = "native") -> LoadedModel:
+def load(folder, weights="native"):
     return load_model({"model": str(folder), "weights": weights}, "cpu", "float32")
 
 
-def int8(tensors: Tensors) -> None:
+def int8(tensors):
     scale = tensors[UP].abs().amax(1, keepdim=True) / 127
     tensors[UP] = (tensors[UP] / scale).round().to(torch.int8)
     tensors[f"{UP}_scale"] = scale
 
 
-def bytes_of_fp8(tensors: Tensors) -> None:
+def bytes_of_fp8(tensors):
     codes, scales = quantize_blocks(tensors[UP])
     tensors[UP] = codes.view(torch.uint8)
     tensors[f"{UP}_scale_inv"] = scales
 
 
-def codes_alone(tensors: Tensors) -> None:
+def codes_alone(tensors):
     int8(tensors)
     del tensors[f"{UP}_scale"]
 
@@ -67,15 +62,13 @@ def codes_alone(tensors: Tensors) -> None:
     ("change", "dtype"), [(int8, "I8"), (bytes_of_fp8, "U8"), (codes_alone, "I8")], ids=lambda x: getattr(x, "__name__", x)
 )  # fmt: skip
 @pytest.mark.parametrize("weights", ["native", "fp8_block128"])
-def test_a14_t2_integers_in_place_of_a_weight_are_an_error(
-    tmp_path: Path, change: Callable[[Tensors], None], dtype: str, weights: str
-) -> None:
+def test_a14_t2_integers_in_place_of_a_weight_are_an_error(tmp_path, change, dtype, weights):
     with pytest.raises(KvbenchError, match=f"holds {UP} as {dtype}, but its config.json has no quant"):
         load(write(tmp_path, change), weights)
 
 
-def test_a14_t2_integers_under_a_shorter_name_are_an_error(tmp_path: Path) -> None:
-    def change(tensors: Tensors) -> None:
+def test_a14_t2_integers_under_a_shorter_name_are_an_error(tmp_path):
+    def change(tensors):
         codes_alone(tensors)
         for key in [key for key in tensors if key.startswith("model.")]:
             tensors[key.removeprefix("model.")] = tensors.pop(key)
@@ -85,13 +78,13 @@ def test_a14_t2_integers_under_a_shorter_name_are_an_error(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", [f"{K_PROJ}.weight_scale", f"{K_PROJ}.weight_scale_inv", f"{K_PROJ}.scales"])
-def test_a14_t2_a_scale_of_a_weight_that_nothing_reads_is_an_error(tmp_path: Path, name: str) -> None:
+def test_a14_t2_a_scale_of_a_weight_that_nothing_reads_is_an_error(tmp_path, name):
     folder = write(tmp_path, lambda tensors: tensors.update({name: torch.ones(1)}))
     with pytest.raises(KvbenchError, match=f"holds {name}, which nothing reads"):
         load(folder)
 
 
-def test_a14_t2_quantize_refuses_codes_and_writes_nothing(tmp_path: Path) -> None:
+def test_a14_t2_quantize_refuses_codes_and_writes_nothing(tmp_path):
     source, out = write(tmp_path / "source", int8), tmp_path / "out"
     with pytest.raises(KvbenchError, match=f"holds {UP} as I8"):
         quantize_checkpoint(str(source), out)
@@ -100,13 +93,13 @@ def test_a14_t2_quantize_refuses_codes_and_writes_nothing(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.k_scale", f"{K_PROJ}.output_scale"])
 @pytest.mark.parametrize("weights", ["native", "fp8_block128"])
-def test_scales_of_a_cache_are_a_warning(tmp_path: Path, name: str, weights: str) -> None:
+def test_scales_of_a_cache_are_a_warning(tmp_path, name, weights):
     folder = write(tmp_path, lambda tensors: tensors.update({name: torch.ones(1)}))
     (warning,) = load(folder, weights).warnings()
     assert f"scales of a KV cache ({name})" in warning
 
 
-def test_a_whole_checkpoint_warns_of_nothing(tmp_path: Path) -> None:
+def test_a_whole_checkpoint_warns_of_nothing(tmp_path):
     assert load(write(tmp_path, lambda tensors: None)).warnings() == ()
 
 
@@ -118,7 +111,7 @@ def test_a_whole_checkpoint_warns_of_nothing(tmp_path: Path) -> None:
         ("m.attn.kv_scale", "cache"), ("m.v_proj.output_scale", "cache"), ("mtp.layers.0.weight", "other"),
     ],
 )  # fmt: skip
-def test_what_is_not_read_is_told_apart(key: str, what: str) -> None:
+def test_what_is_not_read_is_told_apart(key, what):
     if what == "error":
         with pytest.raises(KvbenchError, match=f"holds {key}, which nothing reads"):
             check_unread("m", [key])
@@ -128,7 +121,7 @@ def test_what_is_not_read_is_told_apart(key: str, what: str) -> None:
     assert said == () if what == "cache" else key in said[0]
 
 
-def test_of_many_tensors_one_is_named_and_the_others_counted() -> None:
+def test_of_many_tensors_one_is_named_and_the_others_counted():
     (sentence,) = check_unread("m", ["mtp.b", "mtp.a", "mtp.c"])
     assert "no mtp.a and 2 more of" in sentence
 
@@ -136,15 +129,15 @@ def test_of_many_tensors_one_is_named_and_the_others_counted() -> None:
 # What a run says of it
 
 
-def run(tmp_path: Path, matrix: str, runners: str) -> tuple[int, str, Path]:
+def run(tmp_path, matrix, runners):
     (tmp_path / "m.yaml").write_text(f"name: m\n{matrix}\nrunners: {{{runners}}}\n")
     out = tmp_path / "run"
     result = CliRunner().invoke(app, ["run", str(tmp_path / "m.yaml"), "--out", str(out)])
     return result.exit_code, result.output, out
 
 
-def test_a15_t2_a_warning_stands_in_every_record_and_first_in_the_report(tmp_path: Path) -> None:
-    def change(tensors: Tensors) -> None:
+def test_a15_t2_a_warning_stands_in_every_record_and_first_in_the_report(tmp_path):
+    def change(tensors):
         tensors["model.layers.0.self_attn.k_scale"] = torch.ones(1)
 
     folder = write(tmp_path / "model", change)
@@ -160,9 +153,7 @@ def test_a15_t2_a_warning_stands_in_every_record_and_first_in_the_report(tmp_pat
 
 
 @pytest.mark.parametrize("runners", ["storage: {}", "gemm: {rows: [1]}"])
-def test_a_native_model_that_is_another_one_is_refused_whatever_is_measured(
-    tmp_path: Path, runners: str
-) -> None:
+def test_a_native_model_that_is_another_one_is_refused_whatever_is_measured(tmp_path, runners):
     """Also by runners that need no native model themselves: their numbers are set against its cells."""
     matrix = "model: {source: tiny-wide, native: tiny-llama}\naxes: {weights: [native, fp8_block128]}"
     code, said, _ = run(tmp_path, matrix, runners)

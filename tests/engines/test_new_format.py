@@ -1,13 +1,9 @@
 """A new KV format with a known payload takes one descriptor and one quantizer: here INT8 with power-of-two scales."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvbench.evidence.attention_values import probe_prefill, probe_values
 from kvbench.evidence.examine import examine
@@ -15,7 +11,6 @@ from kvbench.evidence.page_reads import probe_pages
 from kvbench.formats import kv
 from kvbench.formats.kv import KV_FORMATS, KnownRow, KVFormat
 from kvbench.matrix.resolve import Request, resolve
-from kvbench.models.attention_facts import ModelFacts
 from kvbench.preflight.capabilities import Shape, format_rows
 from kvbench.records.record import MISMATCH, VERIFIED
 from kvbench_kernels.kv import layout, quantize
@@ -27,7 +22,7 @@ TOY = KVFormat(
 )  # fmt: skip
 
 
-def quantize_int8_pow2(x: Tensor) -> Quantized:
+def quantize_int8_pow2(x):
     """s is the smallest power of two of at least amax / 127, at least 2^-126."""
     values, broken = quantize._finite_values(x)
     scales = (values.abs().amax(-1) / 127).clamp(min=2.0**-126).log2().ceil().exp2()
@@ -36,14 +31,14 @@ def quantize_int8_pow2(x: Tensor) -> Quantized:
     return Quantized(codes, scales, zero, broken.sum(), zero)
 
 
-def registries() -> dict[str, int]:
+def registries():
     """The size of every table of the packages that know formats."""
     tables = {f"{m.__name__}.{name}": x for m in (kv, layout, quantize) for name, x in vars(m).items()}
     return {name: len(x) for name, x in tables.items() if isinstance(x, dict | tuple) and "__" not in name}
 
 
 @pytest.fixture
-def touched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def touched(monkeypatch):
     """Adds the format; the tables that grew."""
     monkeypatch.setattr(quantize, "QUANTIZE", QUANTIZE)
     before = registries()
@@ -53,8 +48,8 @@ def touched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [name for name, size in registries().items() if size != before[name]]
 
 
-def levels(engine: Any) -> dict[str, str]:
-    def make(sequences: int = 2, tokens: int = 96) -> Any:
+def levels(engine):
+    def make(sequences=2, tokens=96):
         return engine("tiny-llama", TOY.name, sequences=sequences, tokens=tokens, page_size=8)
 
     made = make()
@@ -66,7 +61,7 @@ def levels(engine: Any) -> dict[str, str]:
     return {level.name: level.state for level in found.levels}
 
 
-def test_a_new_format_is_one_descriptor_and_one_quantizer(touched: list[str], engine: Any) -> None:
+def test_a_new_format_is_one_descriptor_and_one_quantizer(touched, engine):
     assert touched == ["kvbench.formats.kv.KV_FORMATS", "kvbench_kernels.kv.quantize.QUANTIZE"]
     states = levels(engine)
     assert {
@@ -78,8 +73,8 @@ def test_a_new_format_is_one_descriptor_and_one_quantizer(touched: list[str], en
     assert (row["bytes_per_token"], row["error_bound"]) == (2 * 2 * 2 * (64 + 4), "half its scale")
 
 
-def test_a_new_format_falls_back_from_triton_until_a_kernel_writes_it(touched: list[str]) -> None:
-    facts: ModelFacts = Shape(2, 2, 64, 4).facts
+def test_a_new_format_falls_back_from_triton_until_a_kernel_writes_it(touched):
+    facts = Shape(2, 2, 64, 4).facts
     request = Request(TOY.name, "native", "triton", "allow", interpreter=True)
     decision = resolve(request, facts)
     assert (decision.kv_format.resolved, decision.backend.resolved) == (TOY.name, "torch")
@@ -87,12 +82,10 @@ def test_a_new_format_falls_back_from_triton_until_a_kernel_writes_it(touched: l
 
 
 @pytest.mark.parametrize("fault", ["code", "scale", "error"])
-def test_a_quantizer_that_does_not_fit_the_descriptor_is_found(
-    touched: list[str], engine: Any, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
+def test_a_quantizer_that_does_not_fit_the_descriptor_is_found(touched, engine, monkeypatch, fault):
     """The known row holds codes and scales; the bound holds the errors of all rows."""
 
-    def broken(x: Tensor, scale: Tensor | None) -> Quantized:
+    def broken(x, scale):
         sound = quantize_int8_pow2(x)
         assert sound.scales is not None
         known = x.shape == (3,)
@@ -122,13 +115,13 @@ def test_a_quantizer_that_does_not_fit_the_descriptor_is_found(
         ({"backends": ("triton",)}, "backend torch"),
     ],
 )
-def test_a_descriptor_that_contradicts_itself_is_an_error(change: dict[str, Any], words: str) -> None:
+def test_a_descriptor_that_contradicts_itself_is_an_error(change, words):
     with pytest.raises(ValueError, match=words):
         replace(TOY, **change)
 
 
 @pytest.mark.parametrize("missing", [field.name for field in fields(KVFormat)])
-def test_a_descriptor_without_one_of_its_fields_is_an_error(missing: str) -> None:
+def test_a_descriptor_without_one_of_its_fields_is_an_error(missing):
     given = {field.name: getattr(TOY, field.name) for field in fields(KVFormat) if field.name != missing}
     with pytest.raises(TypeError, match=missing):
         KVFormat(**given)

@@ -1,13 +1,11 @@
 """The page table against a model that keeps each sequence's tokens in a list of its own."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvbench.engines.reference.kv.pages import RESIDENT, SWAPPED, Copy, PageTable, StoreFull
+from kvbench.engines.reference.kv.pages import RESIDENT, SWAPPED, PageTable, StoreFull
 from kvbench.errors import KvbenchError
 from kvbench.formats.kv import pages_for
 
@@ -19,27 +17,27 @@ class Sharing(RuleBasedStateMachine):
     """
 
     @initialize(page_size=st.integers(1, 4), num_pages=st.integers(1, 8))
-    def start(self, page_size: int, num_pages: int) -> None:
+    def start(self, page_size, num_pages):
         self.table = PageTable(page_size, num_pages)
         self.memory = [[-1] * page_size for _ in range(num_pages)]
-        self.model: dict[int, list[int]] = {}
-        self.away: dict[int, list[int]] = {}
+        self.model = {}
+        self.away = {}
         self.written = 0
 
-    def copy(self, pages: Copy | None) -> None:
+    def copy(self, pages):
         if pages is not None:
             self.memory[pages[1]] = list(self.memory[pages[0]])
 
-    def some(self, data: st.DataObject) -> int:
+    def some(self, data):
         return data.draw(st.sampled_from(sorted(self.model)))
 
     @rule()
-    def add(self) -> None:
+    def add(self):
         self.model[self.table.add()] = []
 
     @precondition(lambda self: self.model)
     @rule(data=st.data(), n=st.integers(0, 9))
-    def append(self, data: st.DataObject, n: int) -> None:
+    def append(self, data, n):
         seq = self.some(data)
         try:
             self.table.reserve(seq, n)
@@ -54,7 +52,7 @@ class Sharing(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model)
     @rule(data=st.data(), n=st.integers(0, 9))
-    def reserve_only(self, data: st.DataObject, n: int) -> None:
+    def reserve_only(self, data, n):
         try:
             self.table.reserve(self.some(data), n)
         except StoreFull:
@@ -62,7 +60,7 @@ class Sharing(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
-    def fork(self, data: st.DataObject) -> None:
+    def fork(self, data):
         seq = self.some(data)
         try:
             child, pages = self.table.fork(seq)
@@ -73,7 +71,7 @@ class Sharing(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
-    def truncate(self, data: st.DataObject) -> None:
+    def truncate(self, data):
         seq = self.some(data)
         length = data.draw(st.integers(0, len(self.model[seq])))
         try:
@@ -84,21 +82,21 @@ class Sharing(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
+    def free(self, data):
         seq = self.some(data)
         self.table.free(seq)
         del self.model[seq]
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
-    def swap_out(self, data: st.DataObject) -> None:
+    def swap_out(self, data):
         seq = self.some(data)
         self.table.swap_out(seq)
         self.away[seq] = self.model.pop(seq)
 
     @precondition(lambda self: self.away)
     @rule(data=st.data())
-    def swap_in(self, data: st.DataObject) -> None:
+    def swap_in(self, data):
         seq = data.draw(st.sampled_from(sorted(self.away)))
         tokens, size = self.away[seq], self.table.page_size
         try:
@@ -112,28 +110,28 @@ class Sharing(RuleBasedStateMachine):
 
     @precondition(lambda self: self.away)
     @rule(data=st.data())
-    def discard(self, data: st.DataObject) -> None:
+    def discard(self, data):
         seq = data.draw(st.sampled_from(sorted(self.away)))
         self.table.discard(seq)
         del self.away[seq]
 
     @precondition(lambda self: self.away)
     @rule(data=st.data())
-    def use_what_is_swapped(self, data: st.DataObject) -> None:
+    def use_what_is_swapped(self, data):
         seq = data.draw(st.sampled_from(sorted(self.away)))
         use = data.draw(st.sampled_from(["pages", "free", "fork", "swap_out"]))
         with pytest.raises(KvbenchError, match="swapped"):
             getattr(self.table, use)(seq)
 
     @invariant()
-    def every_sequence_is_resident_or_swapped(self) -> None:
+    def every_sequence_is_resident_or_swapped(self):
         assert sorted({*self.model, *self.away}) == self.table.sequences()
         for seq in self.table.sequences():
             assert self.table.state(seq) == (SWAPPED if seq in self.away else RESIDENT)
             assert self.table.length(seq) == len((self.model | self.away)[seq])
 
     @invariant()
-    def every_sequence_reads_its_own_tokens(self) -> None:
+    def every_sequence_reads_its_own_tokens(self):
         size = self.table.page_size
         for seq, expected in self.model.items():
             slots = [slot for page in self.table.pages(seq) for slot in self.memory[page]]
@@ -141,7 +139,7 @@ class Sharing(RuleBasedStateMachine):
             assert len(self.table.pages(seq)) >= pages_for(len(expected), size)
 
     @invariant()
-    def every_page_is_free_or_counted(self) -> None:
+    def every_page_is_free_or_counted(self):
         held = [page for seq in self.model for page in self.table.pages(seq)]
         free = list(self.table.free_pages)
         assert len(set(free)) == len(free)

@@ -1,20 +1,17 @@
 """`kvbench quantize`: what it writes, what transformers makes of that, and that OUT is there whole or not at all."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from kvbench.cli.main import app
 from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
@@ -29,7 +26,7 @@ EVEN = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "num_hidde
 RAGGED = {"hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 1}
 
 
-def native(folder: Path, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Path:
+def native(folder, dtype=torch.bfloat16, **changes):
     """A folder with a random native model."""
     config = AutoConfig.for_model(**{**TINY["tiny-llama"], **changes})
     with torch.random.fork_rng():
@@ -41,37 +38,35 @@ def native(folder: Path, dtype: torch.dtype = torch.bfloat16, **changes: Any) ->
     return folder
 
 
-def quantize(model: Path | str, out: Path, *options: str) -> Result:
+def quantize(model, out, *options):
     return CliRunner().invoke(app, ["quantize", str(model), str(out), *options])
 
 
-def written(model: Path | str, out: Path, *options: str) -> dict[str, Any]:
+def written(model, out, *options):
     result = quantize(model, out, "--json", *options)
     assert result.exit_code == 0, result.output
-    data: dict[str, Any] = json.loads(result.stdout)
-    return data
+    return json.loads(result.stdout)
 
 
-def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+def run_python(code, *args):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, *args]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
-def logits(model: Any) -> torch.Tensor:
+def logits(model):
     model.set_attn_implementation("eager")
     with torch.inference_mode():
-        out: torch.Tensor = model(torch.arange(20)[None], use_cache=False).logits
-    return out
+        return model(torch.arange(20)[None], use_cache=False).logits
 
 
-def raw(tensor: torch.Tensor) -> torch.Tensor:
+def raw(tensor):
     return tensor.view(torch.uint8)
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_transformers_dequantizes_to_the_same_values(tmp_path: Path, dtype: torch.dtype, tied: bool) -> None:
+def test_transformers_dequantizes_to_the_same_values(tmp_path, dtype, tied):
     """Every dimension is a multiple of 128, or one block: see the next test for the others."""
     source, out = native(tmp_path / "in", tie_word_embeddings=tied, **EVEN), tmp_path / "out"
     data = written(source, out)
@@ -92,7 +87,7 @@ def test_transformers_dequantizes_to_the_same_values(tmp_path: Path, dtype: torc
     assert (theirs.lm_head.weight is theirs.model.embed_tokens.weight) == tied
 
 
-def test_tails_are_told_of_and_read_back(tmp_path: Path) -> None:
+def test_tails_are_told_of_and_read_back(tmp_path):
     source, out = native(tmp_path / "in", torch.float32, **RAGGED), tmp_path / "out"
     data = written(source, out)
     assert len(data["warnings"]) == 1
@@ -113,7 +108,7 @@ def test_tails_are_told_of_and_read_back(tmp_path: Path) -> None:
     assert all(torch.equal(stored[k], held[k]) for k in rest)
 
 
-def test_the_folder_has_all_that_a_model_needs(tmp_path: Path) -> None:
+def test_the_folder_has_all_that_a_model_needs(tmp_path):
     source, out = native(tmp_path / "in", tie_word_embeddings=True), tmp_path / "out"
     written(source, out)
     config = json.loads((out / "config.json").read_text())
@@ -130,7 +125,7 @@ def test_the_folder_has_all_that_a_model_needs(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir() if p.name not in ("in", "out")] == []
 
 
-def test_a15_t4_bytes_count_the_native_remainder(tmp_path: Path) -> None:
+def test_a15_t4_bytes_count_the_native_remainder(tmp_path):
     source, out = native(tmp_path / "in", **RAGGED), tmp_path / "out"
     data = written(source, out)
     stored = load_file(out / "model.safetensors")
@@ -151,9 +146,7 @@ def test_a15_t4_bytes_count_the_native_remainder(tmp_path: Path) -> None:
     ("own", "option", "expected"),
     [("float16", None, "float16"), ("float32", None, "float32"), ("float32", "bfloat16", "bfloat16")],
 )
-def test_the_rest_keeps_its_dtype_and_codes_come_of_the_stored_values(
-    tmp_path: Path, own: str, option: str | None, expected: str
-) -> None:
+def test_the_rest_keeps_its_dtype_and_codes_come_of_the_stored_values(tmp_path, own, option, expected):
     source, out = native(tmp_path / "in", getattr(torch, own)), tmp_path / "out"
     data = written(source, out, *(["--dtype", option] if option else []))
     held, stored = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
@@ -167,7 +160,7 @@ def test_the_rest_keeps_its_dtype_and_codes_come_of_the_stored_values(
         assert torch.equal(stored[f"{name}.weight_scale_inv"], scales)
 
 
-def test_a_folder_of_shards_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_shards_is_read_back(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SHARD", "50KB")
     written(native(tmp_path / "in"), tmp_path / "out")
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
@@ -175,7 +168,7 @@ def test_a_folder_of_shards_is_read_back(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(loaded.weights.modules) == 28
 
 
-def test_what_it_prints(tmp_path: Path) -> None:
+def test_what_it_prints(tmp_path):
     result = quantize(native(tmp_path / "in", **EVEN), tmp_path / "out")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -185,7 +178,7 @@ def test_what_it_prints(tmp_path: Path) -> None:
     ]
 
 
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+def test_an_empty_folder_is_taken(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     same = out.stat().st_ino
@@ -194,7 +187,7 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     assert out.stat().st_ino == same
 
 
-def test_the_folder_that_one_is_in_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_that_one_is_in_is_taken(tmp_path, monkeypatch):
     source, here = native(tmp_path / "in"), tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -204,7 +197,7 @@ def test_the_folder_that_one_is_in_is_taken(tmp_path: Path, monkeypatch: pytest.
     assert sorted(p.name for p in tmp_path.iterdir()) == ["here", "in"]
 
 
-def test_a_link_to_an_empty_folder_is_followed(tmp_path: Path) -> None:
+def test_a_link_to_an_empty_folder_is_followed(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     written(native(tmp_path / "in"), tmp_path / "link")
@@ -212,9 +205,7 @@ def test_a_link_to_an_empty_folder_is_followed(tmp_path: Path) -> None:
     assert (tmp_path / "real" / "config.json").is_file()
 
 
-def test_an_out_that_cannot_be_is_known_before_anything_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_out_that_cannot_be_is_known_before_anything_is_loaded(tmp_path, monkeypatch):
     source = native(tmp_path / "in")
     file = tmp_path / "file"
     file.write_text("mine")
@@ -241,14 +232,14 @@ def test_an_out_that_cannot_be_is_known_before_anything_is_loaded(
     assert sorted(p.name for p in [*tmp_path.iterdir(), *source.iterdir()]) == before
 
 
-def test_what_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_what_is_refused_before_anything_is_written(tmp_path):
     source = native(tmp_path / "in")
     full, file = tmp_path / "full", tmp_path / "file"
     full.mkdir()
     (full / "x").write_text("mine")
     file.write_text("mine")
     out = tmp_path / "out"
-    cases: list[tuple[Path | str, Path, tuple[str, ...], str]] = [
+    cases = [
         (
             source,
             full,
@@ -275,7 +266,7 @@ def test_what_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "full", "in"]
 
 
-def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
+def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path):
     written(native(tmp_path / "in"), tmp_path / "out")
     result = quantize(tmp_path / "out", tmp_path / "again")
     assert result.exit_code == 2
@@ -285,8 +276,8 @@ def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
     assert not (tmp_path / "again").exists()
 
 
-def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path) -> None:
+def test_a_failure_while_writing_leaves_nothing(tmp_path, monkeypatch):
+    def full(path):
         raise OSError(28, "No space left on device", str(path))
 
     source = native(tmp_path / "in")
@@ -300,7 +291,7 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["deep/er/out", "empty"])
 @pytest.mark.parametrize("limit", [10_000, 300_000], ids=["tokenizer or config", "weights"])
-def test_files_that_may_not_grow_leave_nothing(tmp_path: Path, limit: int, where: str) -> None:
+def test_files_that_may_not_grow_leave_nothing(tmp_path, limit, where):
     """As on a full disk: safetensors and tokenizers have errors of their own for it."""
     source = native(tmp_path / "in", vocab_size=2048)
     (tmp_path / "empty").mkdir()
@@ -327,13 +318,11 @@ def test_files_that_may_not_grow_leave_nothing(tmp_path: Path, limit: int, where
 
 @pytest.mark.parametrize("there", [False, True], ids=["new", "empty"])
 @pytest.mark.parametrize("last", ["load_model", "_sync"])
-def test_an_interrupt_leaves_nothing_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, there: bool
-) -> None:
+def test_an_interrupt_leaves_nothing_and_says_so(tmp_path, monkeypatch, last, there):
     source, out = native(tmp_path / "in"), tmp_path / "out"
     real = getattr(module, last)
 
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args):
         if last == "load_model" or args[0] == tmp_path:  # the very last thing that is done
             raise KeyboardInterrupt
         return real(*args)
@@ -351,7 +340,7 @@ def test_an_interrupt_leaves_nothing_and_says_so(
 
 
 @pytest.mark.slow
-def test_a_killed_process_leaves_no_folder_of_that_name(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_no_folder_of_that_name(tmp_path):
     source, out = native(tmp_path / "in"), tmp_path / "out"
     code = (
         "import os, signal\n"
@@ -373,8 +362,8 @@ def test_a_killed_process_leaves_no_folder_of_that_name(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["in", "out", *others])
 
 
-def test_a_file_system_without_locks_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(*args: Any) -> None:
+def test_a_file_system_without_locks_is_written_to(tmp_path, monkeypatch):
+    def unknown(*args):
         raise OSError(9, "Bad file descriptor")  # a folder on NFS
 
     left = tmp_path / "out.part-99999999"
@@ -385,7 +374,7 @@ def test_a_file_system_without_locks_is_written_to(tmp_path: Path, monkeypatch: 
     assert left.is_dir()
 
 
-BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+BROKEN = {
     "hidden_size": ({"hidden_size": -1}, "for hidden_size, got -1"),
     "hidden_size text": ({"hidden_size": "64"}, "for hidden_size, got '64'"),
     "hidden_size null": ({"hidden_size": None}, "'hidden_size'"),
@@ -402,7 +391,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_config_is_a_sentence(tmp_path: Path, name: str) -> None:
+def test_a_broken_config_is_a_sentence(tmp_path, name):
     changes, sentence = BROKEN[name]
     source = native(tmp_path / "in")
     config = json.loads((source / "config.json").read_text())
@@ -417,7 +406,7 @@ def test_a_broken_config_is_a_sentence(tmp_path: Path, name: str) -> None:
     "text", ['{"weight_map": null}', '{"weight_map": ["a"]}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": null}}',
              "[]", "{}"],
 )  # fmt: skip
-def test_an_index_that_is_none_is_a_sentence(tmp_path: Path, text: str) -> None:
+def test_an_index_that_is_none_is_a_sentence(tmp_path, text):
     source = native(tmp_path / "in")
     (source / "model.safetensors").rename(source / "model-00001-of-00001.safetensors")
     index = source / "model.safetensors.index.json"
@@ -426,14 +415,14 @@ def test_an_index_that_is_none_is_a_sentence(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("file", ["model.safetensors.index.json", "config.json"])
-def test_a_file_of_a_checkpoint_that_is_no_json_is_fetched_again(tmp_path: Path, file: str) -> None:
+def test_a_file_of_a_checkpoint_that_is_no_json_is_fetched_again(tmp_path, file):
     source = native(tmp_path / "in")
     (source / "model.safetensors").rename(source / "model-00001-of-00001.safetensors")
     (source / file).write_text("{bad")
     assert "fetch the checkpoint again, or export it again." in refused_alike(source, "is not valid JSON")
 
 
-def refused_alike(source: Path, sentence: str) -> str:
+def refused_alike(source, sentence):
     """By the command and, as a cell of a matrix, by the loader; the command's words."""
     for weights in ("native", "fp8_block128"):
         with pytest.raises(KvbenchError) as e:
@@ -450,7 +439,7 @@ def refused_alike(source: Path, sentence: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_the_default_model_speaks_in_fp8(tmp_path: Path) -> None:
+def test_the_default_model_speaks_in_fp8(tmp_path):
     out = tmp_path / "out"
     data = written("smollm2-135m-instruct", out)
     assert (len(data["converted"]), data["dtype"]) == (210, "bfloat16")

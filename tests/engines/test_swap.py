@@ -1,17 +1,11 @@
 """Swapping pages to the host and back: exact bytes, bit for bit, whole or not at all, and nothing used in between."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
 from kvbench.engines.reference.kv import store as store_module
 from kvbench.engines.reference.kv import swap
 from kvbench.engines.reference.kv.pages import RESIDENT, SWAPPED, StoreFull
-from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.errors import KvbenchError
 from kvbench.formats.kv import KV_FORMATS, KVShape, pages_for
 from tests.factories.stores import FORMATS, append, attend, content, filled, make, make_sized, tokens
@@ -26,13 +20,13 @@ PRECISIONS = {
 }
 
 
-def overwrite(store: PagedKVStore, byte: int = 0x7F) -> None:
+def overwrite(store, byte=0x7F):
     for layer in store.layers:
         for tensor in layer.paged().values():
             tensor.view(torch.uint8).fill_(byte)
 
 
-def stored(store: PagedKVStore, seq: int) -> list[bytes]:
+def stored(store, seq):
     """The raw bytes of a sequence's pages in their order, tensor by tensor: slots beyond its length included."""
     used = store.table.pages(seq)[: pages_for(store.length(seq), store.page_size)]
     return [
@@ -40,7 +34,7 @@ def stored(store: PagedKVStore, seq: int) -> list[bytes]:
     ]
 
 
-def snapshot(store: PagedKVStore) -> tuple[object, ...]:
+def snapshot(store):
     """All that a failed swap must leave as it was; which free page is taken next does not matter."""
     table, seqs = store.table, store.sequences()
     resident = [seq for seq in seqs if store.state(seq) == RESIDENT]
@@ -55,7 +49,7 @@ def snapshot(store: PagedKVStore) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize(("length", "pages"), [(1, 1), (16, 1), (17, 2), (32, 2), (33, 3)])
-def test_a08_t1_a_swap_moves_33280_bytes_a_page_and_layer(length: int, pages: int) -> None:
+def test_a08_t1_a_swap_moves_33280_bytes_a_page_and_layer(length, pages):
     shape = KVShape(8, 128, 128)
     for fmt, page in (
         ("int8_sym", 33_280),
@@ -77,9 +71,7 @@ def test_a08_t1_a_swap_moves_33280_bytes_a_page_and_layer(length: int, pages: in
 @pytest.mark.parametrize("staging", [1, swap.STAGING_BYTES], ids=["page_by_page", "at_once"])
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_a08_t2_swapped_pages_come_back_bit_for_bit(
-    fmt: str, length: int, staging: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a08_t2_swapped_pages_come_back_bit_for_bit(fmt, length, staging, monkeypatch):
     monkeypatch.setattr(swap, "STAGING_BYTES", staging)
     store = make(fmt)
     seq = filled(store, length)
@@ -102,7 +94,7 @@ def test_a08_t2_swapped_pages_come_back_bit_for_bit(
 
 @pytest.mark.parametrize("page_size", [1, 3, 64])
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_pages_of_any_size_are_swapped(fmt: str, page_size: int) -> None:
+def test_pages_of_any_size_are_swapped(fmt, page_size):
     """Rows of 3 heads, 3 tokens and 5 elements are no multiple of any wider integer."""
     store = make(fmt, shape=KVShape(3, 5, 7), page_size=page_size, pages=40)
     seq = filled(store, 17)
@@ -114,7 +106,7 @@ def test_pages_of_any_size_are_swapped(fmt: str, page_size: int) -> None:
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_a08_t3_truncation_cuts_the_scales_that_are_swapped(fmt: str) -> None:
+def test_a08_t3_truncation_cuts_the_scales_that_are_swapped(fmt):
     store = make(fmt)
     seq = filled(store, 40)
     store.truncate(seq, 17)
@@ -133,7 +125,7 @@ def test_a08_t3_truncation_cuts_the_scales_that_are_swapped(fmt: str) -> None:
 
 @pytest.mark.parametrize("name", ["k", "v", "k_scale", "v_scale"])
 @pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3"])
-def test_a08_t4_host_buffers_of_payload_and_scales_do_not_overlap(fmt: str, name: str) -> None:
+def test_a08_t4_host_buffers_of_payload_and_scales_do_not_overlap(fmt, name):
     store = make(fmt)
     seq = filled(store, 33)
     raw = stored(store, seq)
@@ -149,7 +141,7 @@ def test_a08_t4_host_buffers_of_payload_and_scales_do_not_overlap(fmt: str, name
 # The state machine
 
 
-USES: dict[str, Callable[[PagedKVStore, int], object]] = {
+USES = {
     "append": lambda store, seq: store.reserve(seq, 1),
     "commit": lambda store, seq: store.commit(seq, 0),
     "fork": lambda store, seq: store.fork(seq),
@@ -161,7 +153,7 @@ USES: dict[str, Callable[[PagedKVStore, int], object]] = {
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=list(USES))
-def test_a_swapped_sequence_cannot_be_used(use: Callable[[PagedKVStore, int], object]) -> None:
+def test_a_swapped_sequence_cannot_be_used(use):
     store = make("int8_sym")
     seq = filled(store, 17)
     filled(store, 20, seed=4)
@@ -172,7 +164,7 @@ def test_a_swapped_sequence_cannot_be_used(use: Callable[[PagedKVStore, int], ob
     assert snapshot(store) == before
 
 
-def test_swapped_pages_are_not_freed_but_discarded_on_purpose() -> None:
+def test_swapped_pages_are_not_freed_but_discarded_on_purpose():
     store = make("int8_sym")
     seq, other = filled(store, 17), filled(store, 20, seed=4)
     store.swap_out(seq)
@@ -188,7 +180,7 @@ def test_swapped_pages_are_not_freed_but_discarded_on_purpose() -> None:
 
 
 @pytest.mark.parametrize("name", ["swap_in", "discard_swapped", "on_host"])
-def test_a_resident_sequence_has_nothing_to_bring_back_or_discard(name: str) -> None:
+def test_a_resident_sequence_has_nothing_to_bring_back_or_discard(name):
     store = make("int8_sym")
     seq = filled(store, 17)
     before = snapshot(store)
@@ -197,7 +189,7 @@ def test_a_resident_sequence_has_nothing_to_bring_back_or_discard(name: str) -> 
     assert snapshot(store) == before
 
 
-def test_a_sequence_without_tokens_is_swapped_like_any_other() -> None:
+def test_a_sequence_without_tokens_is_swapped_like_any_other():
     store = make("int8_sym")
     seq = store.add()
     store.reserve(seq, 3)
@@ -209,7 +201,7 @@ def test_a_sequence_without_tokens_is_swapped_like_any_other() -> None:
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_pages_that_another_sequence_holds_stay_with_it(fmt: str) -> None:
+def test_pages_that_another_sequence_holds_stay_with_it(fmt):
     store = make(fmt)
     parent = filled(store, 40)
     child = store.fork(parent)  # shares two pages, has a copy of the third
@@ -225,7 +217,7 @@ def test_pages_that_another_sequence_holds_stay_with_it(fmt: str) -> None:
     assert stored(store, child) == raw
 
 
-def halves(raw: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+def halves(raw):
     """The tensors of the first and of the second of two layers."""
     return raw[: len(raw) // 2], raw[len(raw) // 2 :]
 
@@ -234,7 +226,7 @@ def halves(raw: list[bytes]) -> tuple[list[bytes], list[bytes]]:
 
 
 @pytest.mark.parametrize("fmt", ["native", "int8_sym"])
-def test_a_store_that_is_full_takes_nothing_back(fmt: str) -> None:
+def test_a_store_that_is_full_takes_nothing_back(fmt):
     store = make(fmt, pages=4)
     seq = filled(store, 40)
     raw = stored(store, seq)
@@ -251,18 +243,16 @@ def test_a_store_that_is_full_takes_nothing_back(fmt: str) -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
-def test_a_copy_that_fails_half_way_changes_nothing(
-    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_fails_half_way_changes_nothing(error, monkeypatch):
     store = make("int8_sym")
     seq = filled(store, 33)
     filled(store, 20, seed=2)
     raw = stored(store, seq)
 
-    def fails(swap_one: Callable[[int], object]) -> None:
+    def fails(swap_one):
         before, parts, honest = snapshot(store), 0, swap._parts
 
-        def broken(*arguments: Any) -> Any:
+        def broken(*arguments):
             nonlocal parts
             parts += 1
             if parts == 6:  # of 2 layers of 4 tensors
@@ -284,13 +274,13 @@ def test_a_copy_that_fails_half_way_changes_nothing(
     assert stored(store, seq) == raw
 
 
-def test_the_precision_of_a_transfer_is_that_of_the_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_precision_of_a_transfer_is_that_of_the_buffers(monkeypatch):
     """A swap that widens its payload says so, whatever the store's format is."""
     store = make("int8_sym")
     seq = filled(store, 17)
 
-    def widened(layers: object, pages: torch.Tensor) -> swap.HostPages:
-        host = swap.copy_out(layers, pages)  # type: ignore[arg-type]
+    def widened(layers, pages):
+        host = swap.copy_out(layers, pages)
         return swap.HostPages(tuple({n: t.half() for n, t in layer.items()} for layer in host.layers))
 
     monkeypatch.setattr(store_module, "copy_out", widened)

@@ -3,12 +3,8 @@
 Two layers and few tokens: the interpreter takes some 20 ms for each program of a kernel.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +17,7 @@ from kvbench.evidence.layer_reads import probe_layers
 from kvbench.evidence.page_reads import probe_pages
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.models.catalog import TINY
-from kvbench.records.record import MISMATCH, VERIFIED, Level
+from kvbench.records.record import MISMATCH, VERIFIED
 from kvbench_kernels.attention import prefill, reference, route
 from kvbench_kernels.kv import quantize
 from kvbench_kernels.support import interpreting
@@ -34,10 +30,10 @@ WINDOW = 8  # tokens; shorter than the prompts
 
 
 @pytest.fixture(scope="module")
-def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+def two_layers(tmp_path_factory):
     """two_layers(name): a folder with the config of the built-in tiny model `name` with two layers and a short window."""
 
-    def make(name: str) -> str:
+    def make(name):
         folder = tmp_path_factory.getbasetemp() / f"two-layers-{name}"
         if not folder.exists():
             config = {**TINY[name], "num_hidden_layers": LAYERS}
@@ -50,7 +46,7 @@ def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]
     return make
 
 
-def logits(made: Any) -> torch.Tensor:
+def logits(made):
     """Two prompts of other lengths in a packed forward, more tokens of both, then a decode step."""
     a, b = made.add(), made.add()
     out = made.forward([(a, IDS[:14]), (b, IDS[3:12])])
@@ -62,9 +58,7 @@ def logits(made: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("kv_format", "splits"), [*((name, None) for name in KV_FORMATS), ("int8_sym", 1), ("int8_sym", 3)]
 )
-def test_logits_equal_those_of_the_torch_backend(
-    engine: Any, two_layers: Any, kv_format: str, splits: int | None
-) -> None:
+def test_logits_equal_those_of_the_torch_backend(engine, two_layers, kv_format, splits):
     """But for codes that lie on a tie: the last bits of a layer's output can move the next one's codes by one."""
     model = two_layers("tiny-llama")
     due = logits(engine(model, kv_format))
@@ -76,22 +70,20 @@ def test_logits_equal_those_of_the_torch_backend(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-gemma2", "tiny-gpt-oss"])
-def test_windows_soft_caps_and_sinks_equal_those_of_the_torch_backend(
-    engine: Any, two_layers: Any, name: str
-) -> None:
+def test_windows_soft_caps_and_sinks_equal_those_of_the_torch_backend(engine, two_layers, name):
     model = two_layers(name)
     due, found = (logits(engine(model, "native", backend=backend)) for backend in ("torch", "triton"))
     torch.testing.assert_close(found, due, rtol=0, atol=1e-5 * due.abs().max().item())
 
 
-def maker(engine: Any, model: str, kv_format: str) -> Callable[[int, int], Any]:
-    def make(sequences: int, tokens: int) -> Any:
+def maker(engine, model, kv_format):
+    def make(sequences, tokens):
         return engine(model, kv_format, sequences=sequences, tokens=tokens, backend="triton")
 
     return make
 
 
-def levels_of(made: Any, *probes: Level) -> dict[str, Level]:
+def levels_of(made, *probes):
     """The evidence of an engine that has run a prompt and a decode step."""
     seq = made.add()
     made.prefill(seq, IDS[:6])
@@ -100,7 +92,7 @@ def levels_of(made: Any, *probes: Level) -> dict[str, Level]:
 
 
 @pytest.mark.slow
-def test_a_sound_engine_is_verified_at_every_level(engine: Any, two_layers: Any) -> None:
+def test_a_sound_engine_is_verified_at_every_level(engine, two_layers):
     make = maker(engine, two_layers("tiny-llama"), "int8_sym")
     probes = (
         probe_layers(make, LAYERS, 16),
@@ -126,7 +118,7 @@ def test_a_sound_engine_is_verified_at_every_level(engine: Any, two_layers: Any)
 
 
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3_static"])
-def test_a11_t3_e4_names_the_kernels_and_where_they_ran(engine: Any, two_layers: Any, kv_format: str) -> None:
+def test_a11_t3_e4_names_the_kernels_and_where_they_ran(engine, two_layers, kv_format):
     e4 = levels_of(maker(engine, two_layers("tiny-llama"), kv_format)(1, 32))["E4"]
     assert e4.state == VERIFIED
     assert e4.facts["backend"] == "interpreter"
@@ -140,18 +132,14 @@ def test_a11_t3_e4_names_the_kernels_and_where_they_ran(engine: Any, two_layers:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-gemma2", "tiny-gpt-oss"])
-def test_windows_soft_caps_and_sinks_are_within_the_bound_of_e5(
-    engine: Any, two_layers: Any, name: str
-) -> None:
+def test_windows_soft_caps_and_sinks_are_within_the_bound_of_e5(engine, two_layers, name):
     level = probe_values(maker(engine, two_layers(name), "int8_sym"), 16)
     assert level.state == VERIFIED, level
 
 
 @pytest.mark.slow
-def test_attention_by_torch_under_a_triton_request_is_named(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def dropped(store: Any, chunk: Any, **options: Any) -> Any:
+def test_attention_by_torch_under_a_triton_request_is_named(engine, two_layers, monkeypatch):
+    def dropped(store, chunk, **options):
         return attention.TorchAttention(store, chunk, **options)
 
     monkeypatch.setattr(backends.TRITON, "attention", dropped)
@@ -162,9 +150,7 @@ def test_attention_by_torch_under_a_triton_request_is_named(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attribute", ["backend", "decode_mode", "compile_mode"])
-def test_a_choice_lost_between_decision_and_engine_is_named(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch, attribute: str
-) -> None:
+def test_a_choice_lost_between_decision_and_engine_is_named(engine, two_layers, monkeypatch, attribute):
     made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32)
     if attribute == "backend":
         made.backend = made.store.backend = backends.TORCH  # both, so that all kernels are of one backend
@@ -180,12 +166,10 @@ def test_a_choice_lost_between_decision_and_engine_is_named(
 
 
 @pytest.mark.slow
-def test_a_decode_step_by_gather_and_a_library_is_named(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decode_step_by_gather_and_a_library_is_named(engine, two_layers, monkeypatch):
     honest = attention.TritonAttention.attend
 
-    def attend(self: Any, layer: int, q: Any, k: Any, v: Any, scaling: float, *more: Any) -> Any:
+    def attend(self, layer, q, k, v, scaling, *more):
         if self.new > 1:
             return honest(self, layer, q, k, v, scaling, *more)
         self.store.write(layer, self.slots, k, v)
@@ -198,9 +182,7 @@ def test_a_decode_step_by_gather_and_a_library_is_named(
 
 
 @pytest.mark.slow
-def test_a_decode_step_without_an_attention_kernel_is_named(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decode_step_without_an_attention_kernel_is_named(engine, two_layers, monkeypatch):
     monkeypatch.setattr(route, "paged_decode", lambda cache, q, *rest, **more: q.clone())  # says nothing
     level = levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E4"]
     assert level.state == MISMATCH
@@ -208,7 +190,7 @@ def test_a_decode_step_without_an_attention_kernel_is_named(
 
 
 @pytest.mark.slow
-def test_full_layers_beside_sliding_ones_are_verified(engine: Any, tmp_path: Any) -> None:
+def test_full_layers_beside_sliding_ones_are_verified(engine, tmp_path):
     """They take other kernels for a prompt: each kind is compared with its own."""
     kinds = {
         "use_sliding_window": True,
@@ -223,12 +205,10 @@ def test_full_layers_beside_sliding_ones_are_verified(engine: Any, tmp_path: Any
 
 
 @pytest.mark.slow
-def test_a_scale_that_the_decode_kernel_drops_is_named(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scale_that_the_decode_kernel_drops_is_named(engine, two_layers, monkeypatch):
     honest = route.paged_decode
 
-    def deaf(cache: Any, *rest: Any, **more: Any) -> Any:
+    def deaf(cache, *rest, **more):
         return honest(cache._replace(k_scale=torch.ones_like(cache.k_scale)), *rest, **more)
 
     monkeypatch.setattr(route, "paged_decode", deaf)
@@ -240,18 +220,16 @@ def test_a_scale_that_the_decode_kernel_drops_is_named(
 
 
 @pytest.mark.slow
-def test_a_later_chunk_that_is_not_read_back_is_named(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_later_chunk_that_is_not_read_back_is_named(engine, two_layers, monkeypatch):
     """Pages are read, and counted, in full; then the chunk's own K/V are taken as computed."""
-    written: dict[int, tuple[Any, Any]] = {}
+    written = {}
     write, read = PagedKVStore.write, PagedKVStore.read
 
-    def noted(self: Any, layer: int, slots: Any, k: Any, v: Any) -> None:
+    def noted(self, layer, slots, k, v):
         written[layer] = k.clone(), v.clone()
         write(self, layer, slots, k, v)
 
-    def late(self: Any, layer: int, pages: Any, length: int, dtype: Any) -> Any:
+    def late(self, layer, pages, length, dtype):
         stored = read(self, layer, pages, length, dtype)
         new = len(written[layer][0]) // len(pages)
         if length > new > 1:
@@ -265,12 +243,10 @@ def test_a_later_chunk_that_is_not_read_back_is_named(
 
 
 @pytest.mark.slow
-def test_unlike_prompts_that_lose_their_scales_are_named(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unlike_prompts_that_lose_their_scales_are_named(engine, two_layers, monkeypatch):
     honest = prefill.paged_prefill
 
-    def deaf(cache: Any, *rest: Any, **more: Any) -> Any:
+    def deaf(cache, *rest, **more):
         return honest(cache._replace(k_scale=torch.ones_like(cache.k_scale)), *rest, **more)
 
     monkeypatch.setattr(prefill, "paged_prefill", deaf)
@@ -278,12 +254,10 @@ def test_unlike_prompts_that_lose_their_scales_are_named(
 
 
 @pytest.mark.slow
-def test_a_row_that_reads_another_rows_pages_is_named(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_reads_another_rows_pages_is_named(engine, two_layers, monkeypatch):
     honest = route.paged_decode
 
-    def crossed(cache: Any, q: Any, pages: Any, *rest: Any, **more: Any) -> Any:
+    def crossed(cache, q, pages, *rest, **more):
         mixed = pages.clone()
         mixed[1:, 1:] = pages[0, 1:]  # from the second page on
         return honest(cache, q, mixed, *rest, **more)
@@ -292,18 +266,14 @@ def test_a_row_that_reads_another_rows_pages_is_named(
     assert probe_values(maker(engine, two_layers("tiny-llama"), "int8_sym"), 16).state == MISMATCH
 
 
-def test_a_quantizer_that_writes_other_bytes_is_named(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantizer_that_writes_other_bytes_is_named(engine, two_layers, monkeypatch):
     honest = quantize.quantize_int8_sym
     monkeypatch.setitem(quantize.QUANTIZE, "int8_sym", lambda x, scale: honest(x * 1.01))  # of the reference
     assert levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E2"].state == MISMATCH
 
 
 @pytest.mark.slow
-def test_splits_that_are_dropped_on_the_way_are_named(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_splits_that_are_dropped_on_the_way_are_named(engine, two_layers, monkeypatch):
     honest = route.plan
     monkeypatch.setattr(
         route, "plan", lambda needs, batch, longest, mean, splits: honest(needs, batch, longest, mean, None)
@@ -316,7 +286,7 @@ def test_splits_that_are_dropped_on_the_way_are_named(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("splits", [1, 3])
-def test_splits_that_are_kept_are_verified(engine: Any, two_layers: Any, splits: int) -> None:
+def test_splits_that_are_kept_are_verified(engine, two_layers, splits):
     made = engine(
         two_layers("tiny-llama"), "int8_sym", sequences=1, tokens=32, backend="triton", kv_splits=splits
     )
@@ -326,13 +296,11 @@ def test_splits_that_are_kept_are_verified(engine: Any, two_layers: Any, splits:
 
 
 @pytest.mark.slow
-def test_a_twin_that_ran_in_the_measured_run_alone_is_named(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_twin_that_ran_in_the_measured_run_alone_is_named(engine, two_layers, monkeypatch):
     """From 20 tokens on, which no probe of E4 has: what ran is told by the measured run."""
     honest = route.paged_decode
 
-    def decode(cache: Any, q: Any, pages: Any, lengths: Any, *rest: Any, **more: Any) -> Any:
+    def decode(cache, q, pages, lengths, *rest, **more):
         kernel = honest if lengths.max() < 20 else reference.paged_decode_torch
         return kernel(cache, q, pages, lengths, *rest, **more)
 
@@ -346,9 +314,7 @@ def test_a_twin_that_ran_in_the_measured_run_alone_is_named(
 
 
 @pytest.mark.slow
-def test_a_probe_of_values_goes_through_the_split_kernel_and_its_combine(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_probe_of_values_goes_through_the_split_kernel_and_its_combine(engine, two_layers, monkeypatch):
     seen = []
     honest = route.paged_decode
     monkeypatch.setattr(route, "paged_decode", lambda *a, **k: seen.append(k["splits"]) or honest(*a, **k))
@@ -356,13 +322,11 @@ def test_a_probe_of_values_goes_through_the_split_kernel_and_its_combine(
     assert {1, 2} == set(seen)
 
 
-def test_a_run_that_never_attended_in_a_layer_is_named(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_never_attended_in_a_layer_is_named(engine, two_layers, monkeypatch):
     """Silence in the measured run is no proof: here layer 1 attends from the probes on."""
     honest, probing = attention.TritonAttention.attend, []
 
-    def attend(self: Any, layer: int, q: Any, *rest: Any) -> Any:
+    def attend(self, layer, q, *rest):
         return honest(self, layer, q, *rest) if probing or layer == 0 else q.clone()
 
     monkeypatch.setattr(attention.TritonAttention, "attend", attend)
@@ -388,8 +352,8 @@ def test_a_run_that_never_attended_in_a_layer_is_named(
     ],
 )
 def test_a_kernel_that_was_silently_replaced_in_the_measured_run_alone_is_named(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch, owner: Any, kernel: str, sentence: str
-) -> None:
+    engine, two_layers, monkeypatch, owner, kernel, sentence
+):
     """By the right numbers of a twin that says nothing. The run has unlike prompts, one alone, and a decode step."""
     made = maker(engine, two_layers("tiny-llama"), "int8_sym")(3, 32)
     with monkeypatch.context() as patch:
@@ -405,9 +369,7 @@ def test_a_kernel_that_was_silently_replaced_in_the_measured_run_alone_is_named(
 
 
 @pytest.mark.slow
-def test_splits_that_are_dropped_in_the_measured_run_alone_are_named(
-    engine: Any, two_layers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_splits_that_are_dropped_in_the_measured_run_alone_are_named(engine, two_layers, monkeypatch):
     """From 20 tokens on, which no probe of E4 has."""
     honest = route.plan
     monkeypatch.setattr(
@@ -423,7 +385,7 @@ def test_splits_that_are_dropped_in_the_measured_run_alone_are_named(
 
 
 @pytest.mark.slow
-def test_the_measured_run_of_e4_is_counted_without_the_probes(engine: Any, two_layers: Any) -> None:
+def test_the_measured_run_of_e4_is_counted_without_the_probes(engine, two_layers):
     made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32)
     made.prefill(seq := made.add(), IDS[:6])
     made.decode([seq], [7])

@@ -1,62 +1,40 @@
-"""FP8 products looked at after a run: at its rows, at work in the model, by 128 columns; and what of a run is looked at."""
-
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
+"""FP8 products looked at after a run: at its rows, at work in the model, by 128 columns; and which rows those are."""
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from kvbench.engines.reference.engine import Engine
-from kvbench.engines.reference.load import LoadedModel, load_model
-from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
 from kvbench.evidence import weight_products as weightprobe
 from kvbench.evidence.examine import ReferenceExaminer
 from kvbench.evidence.products import Products, rows_of
-from kvbench.records.record import MISMATCH, VERIFIED, Level
+from kvbench.records.record import MISMATCH, VERIFIED
 from kvbench_kernels.gemm import blockwise, fp8_linear
 from kvbench_kernels.gemm.blockwise import dequantize_blocks
-from tests.engines.test_weight_evidence import decided, modules_of, some, spec_of
+from tests.engines.test_weight_evidence import decided, loaded_as, maker, modules_of, some, spec_of
 
 
-@pytest.fixture
-def fp8() -> LoadedModel:
-    """A tiny model with FP8 weights, that a test may spoil."""
-    return load_model(spec_of("fp8_block128"), "cpu", "float32")
-
-
-def wrong_at(row_counts: set[int]) -> Any:
-    def product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        used = scales * 1.01 if len(x) in row_counts else scales
-        return blockwise.fp8_dequantize_matmul_torch(x, codes, used, bias)
-
-    return product
+def products(change):
+    """A product that gives change(x, y, scales) for the sound y."""
+    honest = blockwise.fp8_dequantize_matmul_torch
+    return lambda x, codes, scales, bias=None: change(x, honest(x, codes, scales, bias))
 
 
 @pytest.mark.parametrize("model", ["tiny-wide", "tiny-qwen2"])
-def test_products_are_looked_at_again_at_the_rows_of_the_run(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_are_looked_at_again_at_the_rows_of_the_run(model, monkeypatch):
     """Sound ones at the model's own probes, and with biases; wrong ones only at rows that the run had."""
-    loaded, held = (load_model(spec_of("fp8_block128", model=model), "cpu", "float32"), ReferenceExaminer())
+    loaded, held = loaded_as(model=model), ReferenceExaminer()
     shapes = {product.weight.shape for product in modules_of(loaded).values()}
-    ran = Products(
-        {
-            ("fp8_dequantize_matmul_torch", (m, *shape)): calls
-            for m, calls in ((2, 1), (24, 9), (131, 1))
-            for shape in shapes
-        }
-    )
+    name, runs = "fp8_dequantize_matmul_torch", ((2, 1), (24, 9), (131, 1))
+    ran = Products({(name, (m, *shape)): calls for m, calls in runs for shape in shapes})
 
-    def levels(ran: Products) -> list[Level]:
-        return list(held.weight_probes(loaded, decided(loaded), spec_of("fp8_block128", model=model), ran))
+    def levels(ran):
+        return list(held.weight_probes(loaded, decided(loaded), spec_of(model=model), ran))
 
     assert all(x.state == VERIFIED for x in levels(ran))
     assert levels(ran)[2].facts["after_run"]["rows"] == {"reference": [1, 2, 24, 131]}
-    monkeypatch.setitem(fp8_linear._PATHS, "reference", wrong_at({24}))
+    wrong = products(lambda x, y: y * 1.01 if len(x) == 24 else y)
+    monkeypatch.setitem(fp8_linear._PATHS, "reference", wrong)
     assert all(x.state == VERIFIED for x in levels(Products()))
     assert [x.state for x in levels(ran)] == [VERIFIED, VERIFIED, MISMATCH]
     assert "by path reference at 24 rows" in levels(ran)[2].sentence
@@ -64,8 +42,8 @@ def test_products_are_looked_at_again_at_the_rows_of_the_run(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("model", ["tiny-wide", "tiny-qwen2", "tiny-qwen3"])
-def test_sound_models_hold_at_the_rows_of_a_run_in_every_dtype(model: str, dtype: str) -> None:
-    loaded = load_model(spec_of("fp8_block128", model=model, dtype=dtype), "cpu", dtype)
+def test_sound_models_hold_at_the_rows_of_a_run_in_every_dtype(model, dtype):
+    loaded = loaded_as(model=model, dtype=dtype)
     shapes = {m.weight.shape: [2, 33, 100] for m in modules_of(loaded).values()}
     make = maker(loaded, model=model, dtype=dtype)
     first = weightprobe.probe_weights(loaded, decided(loaded), make)
@@ -73,30 +51,11 @@ def test_sound_models_hold_at_the_rows_of_a_run_in_every_dtype(model: str, dtype
     assert [x.sentence for x in (*first, *after) if x.state != VERIFIED] == []
 
 
-def maker(loaded: LoadedModel, **keys: Any) -> Callable[[int, int], Engine]:
-    return lambda sequences, tokens: Engine(
-        loaded, decided(loaded), spec_of("fp8_block128", **keys), sequences=sequences, tokens=tokens
-    )
-
-
-def test_products_that_are_wrong_in_batches_only_are_found(
-    fp8: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The engine gives its layers [1, M, K], and so do the probes."""
-    honest = fp8linear.fp8_linear_op
-    monkeypatch.setattr(
-        fp8linear,
-        "fp8_linear_op",
-        lambda x, codes, scales, bias: honest(x, codes, scales * 1.1 if x.ndim == 3 else scales, bias),
-    )
-    assert weightprobe.probe_weights(fp8, decided(fp8))[2].state == MISMATCH
-
-
-def test_what_a_layer_gives_at_work_in_the_model_is_compared(fp8: LoadedModel) -> None:
+def test_what_a_layer_gives_at_work_in_the_model_is_compared(fp8):
     """A forward that is wrong only for what the model gives it: its input has no outliers, as the probes' has."""
     name, module = some(fp8)
     honest = module.forward
-    module.forward = lambda x: honest(x) * (1.01 if x.abs().max() < 20 else 1)  # type: ignore[method-assign]
+    module.forward = lambda x: honest(x) * (1.01 if x.abs().max() < 20 else 1)
     first = weightprobe.probe_weights(fp8, decided(fp8))
     assert all(x.state == VERIFIED for x in first)
     e5 = weightprobe.probe_after(fp8, decided(fp8), {}, maker(fp8))[2]
@@ -104,7 +63,7 @@ def test_what_a_layer_gives_at_work_in_the_model_is_compared(fp8: LoadedModel) -
     assert name in e5.sentence
 
 
-def test_one_block_of_a_wide_layer_with_a_wrong_scale_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_block_of_a_wide_layer_with_a_wrong_scale_is_found(monkeypatch):
     """A tenth more in one block of 256 is 0.6% of a row, and 2.5% of its 128 columns."""
     torch.manual_seed(0)
     layer = Fp8Linear.quantized(nn.Linear(2048, 2048, bias=False))
@@ -113,33 +72,25 @@ def test_one_block_of_a_wide_layer_with_a_wrong_scale_is_found(monkeypatch: pyte
     wrong[3, 5] *= 1.1
     y = blockwise.fp8_dequantize_matmul_torch(x, layer.weight.data, wrong).bfloat16()
     stored = dequantize_blocks(layer.weight.data, layer.weight_scale_inv.data).double()
-    due = x.double() @ stored.t()
+    due, allowed = x.double() @ stored.t(), weightprobe.TOLERANCE[torch.bfloat16]
+    assert weightprobe.row_distance(y.double(), due) < allowed
+    assert weightprobe.block_distance(y, x.double(), stored) > allowed
     sound = due.float().bfloat16().double()
-    allowed = weightprobe.TOLERANCE[torch.bfloat16]
-    assert (
-        weightprobe.row_distance(y.double(), due)
-        < allowed
-        < weightprobe.block_distance(y, x.double(), stored)
-    )
     assert weightprobe.block_distance(sound, x.double(), stored) < allowed
 
 
-def test_a_bias_far_larger_than_the_product_is_rounded_by_its_own_size() -> None:
+def test_a_bias_far_larger_than_the_product_is_rounded_by_its_own_size():
     """As the K biases of Qwen2."""
     torch.manual_seed(0)
-    weight, x, bias = (
-        torch.randn(64, 256).double() / 16,
-        torch.randn(9, 256).double(),
-        300 * torch.randn(64).bfloat16(),
-    )
+    weight, x = torch.randn(64, 256).double() / 16, torch.randn(9, 256).double()
+    bias, allowed = 300 * torch.randn(64).bfloat16(), weightprobe.TOLERANCE[torch.bfloat16]
     y = (x @ weight.t() + bias.double()).bfloat16()
-    allowed = weightprobe.TOLERANCE[torch.bfloat16]
     assert weightprobe.block_distance(y, x, weight, bias) < allowed
     assert weightprobe.block_distance(y, x, weight, 1.02 * bias) > allowed
     assert weightprobe.block_distance(y - bias, x, weight) > allowed
 
 
-def test_all_rows_of_few_are_compared_and_one_of_every_stripe_of_many() -> None:
+def test_all_rows_of_few_are_compared_and_one_of_every_stripe_of_many():
     assert weightprobe.compared(64).tolist() == list(range(64))
     many = weightprobe.compared(4097).tolist()
     assert {row // 32 for row in many} == set(range(129))
@@ -147,20 +98,14 @@ def test_all_rows_of_few_are_compared_and_one_of_every_stripe_of_many() -> None:
     assert many[-1] == 4096
 
 
-def test_one_row_that_is_wrong_or_no_number_is_found(
-    fp8: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_row_that_is_wrong_or_no_number_is_found(fp8, monkeypatch):
     """The last row of a tail that a tile does not fill; and a number that is none, in a row that is not compared."""
     shapes = {product.weight.shape: [21] for product in modules_of(fp8).values()}
 
-    def spoilt(row: int, factor: float) -> Any:
-        def product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-            y = blockwise.fp8_dequantize_matmul_torch(x, codes, scales, bias)
-            if len(x) == 21:
-                y[row] *= factor
-            return y
-
-        return product
+    def spoilt(row, factor):
+        """What changes one row of the products of 21 rows."""
+        rows = torch.where(torch.arange(21) == row, factor, 1.0)[:, None]
+        return products(lambda x, y: y * rows if len(x) == 21 else y)
 
     assert {x.state for x in weightprobe.probe_after(fp8, decided(fp8), shapes)} == {VERIFIED}
     for row, factor in ((20, 1.01), (0, 1.01), (1, float("nan"))):
@@ -168,7 +113,7 @@ def test_one_row_that_is_wrong_or_no_number_is_found(
         assert weightprobe.probe_after(fp8, decided(fp8), shapes)[2].state == MISMATCH
 
 
-def test_a_run_is_looked_at_where_it_was_least_most_and_most_often() -> None:
+def test_a_run_is_looked_at_where_it_was_least_most_and_most_often():
     """By kernel: each may have its own code. Quantizations and empty products are no products."""
     counts = {
         ("w8a16_matmul", (1, 8, 4)): 2, ("w8a16_matmul", (3, 8, 4)): 9, ("w8a16_matmul", (5, 8, 4)): 1,
@@ -179,11 +124,11 @@ def test_a_run_is_looked_at_where_it_was_least_most_and_most_often() -> None:
     assert rows_of(Products()) == {}
 
 
-def test_a_layer_that_the_model_no_longer_calls_is_named_after_the_run(fp8: LoadedModel) -> None:
+def test_a_layer_that_the_model_no_longer_calls_is_named_after_the_run(fp8):
     """Its code is called past its hooks, so that nothing at work in the model was compared: that is no proof."""
     name, _ = some(fp8, "layers.1.mlp.up_proj")
     mlp = fp8.model.get_submodule(name.removesuffix(".up_proj"))
-    mlp.forward = lambda x: mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj.forward(x))  # type: ignore[method-assign, operator, union-attr]
+    mlp.forward = lambda x: mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj.forward(x))
     e3 = weightprobe.probe_after(fp8, decided(fp8), {}, maker(fp8))[1]
     assert e3.state == MISMATCH
     assert f"{name} is not called" in e3.sentence

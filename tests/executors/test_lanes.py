@@ -24,10 +24,9 @@ from kvbench.models.source import fingerprint as model_fingerprint
 from kvbench.records.run import RunDir
 from kvbench.run.execute import Plan
 from kvbench.run.executors import local
-from kvbench.run.executors.child import roots
+from kvbench.run.executors.child import python_path
 from kvbench.run.executors.job import Identities, Job, Unit, from_json, split_timed, waves, with_baselines
-from kvbench.run.executors.lease import leased
-from kvbench.run.executors.local import like_the_first, notices
+from kvbench.run.executors.local import leased, like_the_first, notices
 from kvbench.run.worker import differing
 from tests.executors.conftest import MATRIX
 
@@ -132,10 +131,10 @@ def test_what_takes_times_is_split_off(lines: Matrix) -> None:
 def test_a_lease_is_one_process_and_dies_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVBENCH_CACHE_DIR", str(tmp_path))
     code = (
-        "import sys\nfrom kvbench.run.executors.lease import leased\n"
+        "import sys\nfrom kvbench.run.executors.local import leased\n"
         "with leased('GPU-1', 0) as ours:\n    print(ours, flush=True)\n    sys.stdin.read()"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(roots())}
+    env = {**os.environ, "PYTHONPATH": python_path()}
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True, env=env) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
@@ -225,8 +224,8 @@ def test_a_gpu_that_another_run_has_is_left_to_it(
 ) -> None:
     held, waited = threading.Event(), threading.Event()
 
-    def said(*words: Any, **how: Any) -> None:
-        print(*words, **how)
+    def said(text: str) -> None:
+        print(text)
         waited.set()
 
     def hold() -> None:
@@ -239,11 +238,11 @@ def test_a_gpu_that_another_run_has_is_left_to_it(
     held.wait()
     made, told = do(jobs(4, "cuda"), ["GPU-1", "GPU-3"])
     assert set(made.most) == {"GPU-3"}
-    monkeypatch.setattr(local, "print", said, raising=False)
+    monkeypatch.setattr(local, "announce", said)
     made, told = do(jobs(2, "cuda"), ["GPU-1"])  # the only one: waited for, and free once that is said
     assert set(made.most) == {"GPU-1"}
     assert len(told.keys) == 2
-    assert "GPU-1 is leased by another kvbench run; waiting for it." in capsys.readouterr().err
+    assert "GPU-1 is leased by another kvbench run; waiting for it." in capsys.readouterr().out
     other.join()
 
 

@@ -21,7 +21,7 @@ from kvbench.machine.host import host
 from kvbench.matrix.load import load
 from kvbench.models.source import fingerprint as model_fingerprint
 from kvbench.records.run import RunDir
-from kvbench.run.executors.child import Children, ending, roots
+from kvbench.run.executors.child import Children, ending, python_path
 from kvbench.run.executors.job import waves
 from tests.executors.conftest import MATRIX, quality
 
@@ -83,7 +83,7 @@ def test_a_segfault_is_an_error_of_its_cell_and_the_others_go_on(
 def test_a_worker_that_dies_before_its_first_task_leaves_an_error_for_each(
     matrix: Path, tmp_path: Path, kvbench: Run, broken: Callable[[str, str], None]
 ) -> None:
-    broken("kvbench.run.task.models", "os.write(2, b'no torch\\n'); os.kill(os.getpid(), signal.SIGKILL)")
+    broken("kvbench.run.task.prepare", "os.write(2, b'no torch\\n'); os.kill(os.getpid(), signal.SIGKILL)")
     assert kvbench("run", matrix, "--executor", "local", "--out", tmp_path / "out").exit_code == 3
     errors = [r.error for r in RunDir(tmp_path / "out").load().records]
     assert len(errors) == 4
@@ -150,10 +150,9 @@ def test_there_is_no_number_under_a_false_identity(tmp_path: Path) -> None:
 
 @contextmanager
 def started(matrix: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
-    path = os.pathsep.join([*roots(), os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen(
         [sys.executable, "-m", "kvbench", "run", str(matrix), "--executor", "local", "--out", str(out)],
-        env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        env={**os.environ, "PYTHONPATH": python_path()}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
     ) as process:  # fmt: skip
         yield process
 

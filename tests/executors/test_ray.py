@@ -17,7 +17,7 @@ import pytest
 from kvbench.errors import UsageError
 from kvbench.records.run import RunDir
 from kvbench.run.executors import ray as on_ray
-from kvbench.run.executors.child import roots
+from kvbench.run.executors.child import python_path
 from tests.executors.conftest import quality
 
 Run = Callable[..., Any]
@@ -99,6 +99,6 @@ def test_a_cluster_that_is_not_there_is_told_at_once(
 
 def test_ray_is_imported_only_where_it_is_asked_for() -> None:
     code = "import sys, kvbench.cli.main, kvbench.run.executors.ray, kvbench.run.worker; print('ray' in sys.modules)"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(roots())}
+    env = {**os.environ, "PYTHONPATH": python_path()}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -9,7 +9,7 @@ import pytest
 
 from kvbench.matrix.cells import CELL_KEYS, Task
 from kvbench.run.task.measure import execute
-from kvbench.run.task.models import Session
+from kvbench.run.task.prepare import Session
 
 pytestmark = pytest.mark.gpu
 

@@ -21,7 +21,7 @@ from kvbench.models.catalog import ALIASES, CONFIGS, TINY
 from kvbench.models.source import config_facts
 from kvbench.models.weight_bytes import WeightSizes, weight_sizes
 from kvbench.runners.storage import formula
-from tests.runners.test_weight_bytes import shape_of
+from tests.runners.test_storage import shape_of
 
 FORMATS = ("native", "fp8_block128")
 DENSE = (

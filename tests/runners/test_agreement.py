@@ -5,9 +5,11 @@ import math
 import pytest
 
 from kvbench.errors import KvbenchError, Refused, UsageError
+from kvbench.metrics.agreement import values
 from kvbench.runners import agreement
 from kvbench.runners.text.decode import greedy, propose, teacher_forced
 from kvbench.runners.text.encode import bos_ids, head_ids, neutral_ids, perturbed
+from tests.factories.quality_tools import word_tokenizer
 
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 72, 101]
 STEPS = 96
@@ -36,7 +38,12 @@ def test_drafts_are_what_followed_the_latest_longest_match(history, n, proposed)
 
 
 def engine_of(runner_context, **keys):
-    return runner_context("agreement", **keys).engine(sequences=1, tokens=len(PROMPT) + STEPS)
+    return runner_context("agreement", **keys).engine(sequences=2, tokens=len(PROMPT) + STEPS)
+
+
+def baseline_of(runner_context, as_baseline, **keys):
+    ctx = runner_context("agreement", **keys)
+    return as_baseline(ctx, agreement.run(ctx))
 
 
 @pytest.fixture(params=["tiny-llama", "looping"])
@@ -51,8 +58,7 @@ def test_drafted_text_equals_plain_greedy_exactly(runner_context, model, fmt, dr
     engine = engine_of(runner_context, model=model, kv_format=fmt)
     seq = engine.add()
     plain = greedy(engine, seq, PROMPT, steps, 0)
-    assert plain.forwards == steps
-    assert engine.length(seq) == len(PROMPT) + steps - 1
+    assert (plain.forwards, engine.length(seq)) == (steps, len(PROMPT) + steps - 1)
     engine.truncate(seq, 0)
     drafted = greedy(engine, seq, PROMPT, steps, draft)
     assert drafted.best == plain.best
@@ -63,101 +69,75 @@ def test_drafted_text_equals_plain_greedy_exactly(runner_context, model, fmt, dr
         assert drafted.forwards < 0.75 * steps
 
 
-def test_plain_greedy_takes_the_argmax_of_the_whole_history_read_anew(runner_context):
+def test_a_trace_is_that_of_the_whole_history_read_anew(runner_context):
+    """Plain greedy takes its argmax; along another history the log-probabilities are of that history's tokens."""
     engine = engine_of(runner_context)
-    seq = engine.add()
-    trace = greedy(engine, seq, PROMPT, 20, 0)
+    seq, other = engine.add(), [10, 20, 30, 40]
+    text = greedy(engine, seq, PROMPT, 20, 0)
     engine.truncate(seq, 0)
-    logits = engine.prefill(seq, PROMPT + trace.best[:-1], "all")[len(PROMPT) - 1 :]
-    assert trace.best == logits.argmax(-1).tolist()
-    top = logits.topk(2).values
-    assert trace.margins == pytest.approx((top[:, 0] - top[:, 1]).tolist(), abs=1e-3)
-    assert trace.logprobs == pytest.approx(logits.log_softmax(-1).amax(-1).tolist(), abs=1e-3)
+    forced = teacher_forced(engine, seq, PROMPT, other, 2)
+    for trace, tokens in ((text, text.best), (forced, other)):
+        engine.truncate(seq, 0)
+        logits = engine.prefill(seq, PROMPT + tokens[:-1], "all")[len(PROMPT) - 1 :]
+        assert trace.best == logits.argmax(-1).tolist()
+        top = logits.topk(2).values
+        assert trace.margins == pytest.approx((top[:, 0] - top[:, 1]).tolist(), abs=1e-3)
+        expected = [row.log_softmax(-1)[token].item() for row, token in zip(logits, tokens, strict=True)]
+        assert trace.logprobs == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("fmt", ["native", "int8_sym"])
-@pytest.mark.parametrize("chunk", [1, 7, 500])
-def test_a_text_read_in_chunks_gives_the_argmax_and_logprobs_it_was_decoded_with(runner_context, fmt, chunk):
+@pytest.mark.parametrize(("chunk", "neighbour"), [(1, False), (7, True), (500, False)])
+def test_a_text_read_in_chunks_is_the_one_that_was_decoded(runner_context, fmt, chunk, neighbour):
+    """A neighbour in the batch reads its own text and changes no argmax."""
     engine = engine_of(runner_context, kv_format=fmt)
-    seq = engine.add()
+    seq, beside = engine.add(), engine.add() if neighbour else None
     text = greedy(engine, seq, PROMPT, STEPS, 0)
     engine.truncate(seq, 0)
-    trace = teacher_forced(engine, seq, PROMPT, text.best, chunk)
+    trace = teacher_forced(engine, seq, PROMPT, text.best, chunk, neighbour=beside)
     assert trace.best == text.best
     assert trace.logprobs == pytest.approx(text.logprobs, abs=TOLERANCE[fmt])
     assert engine.length(seq) == len(PROMPT) + STEPS - 1
     assert trace.forwards == 1 + math.ceil((STEPS - 1) / chunk)
-
-
-def test_along_another_history_logprobs_are_of_its_tokens(runner_context):
-    engine = engine_of(runner_context)
-    seq = engine.add()
-    other = [10, 20, 30, 40]
-    trace = teacher_forced(engine, seq, PROMPT, other, 2)
-    engine.truncate(seq, 0)
-    logits = engine.prefill(seq, PROMPT + other[:-1], "all")[len(PROMPT) - 1 :]
-    expected = [row.log_softmax(-1)[token].item() for row, token in zip(logits, other, strict=True)]
-    assert trace.logprobs == pytest.approx(expected, abs=1e-3)
-    assert trace.best == logits.argmax(-1).tolist()
+    assert beside is None or engine.length(beside) == trace.forwards - 1
 
 
 @pytest.mark.parametrize("draft", [0, 4])
 def test_the_baseline_keeps_its_text_margins_and_noise_floor(runner_context, draft):
+    """Behind a line end: as one prefill of the whole history with the line end's id before it, after any BOS."""
     ctx = runner_context("agreement", steps=STEPS, prompt_tokens=24, draft=draft)
-    seen = []
+    seen, tokenizer = [], ctx.model.tokenizer
     object.__setattr__(ctx, "progress", lambda done, total, note: seen.append((done, total, note)))
     measured = agreement.run(ctx)
     samples, facts = measured.samples, measured.facts
     assert len(samples["tokens"]) == len(samples["margins"]) == len(samples["logprob_native_token"]) == STEPS
-    assert min(samples["margins"]) >= 0
-    assert max(samples["logprob_native_token"]) < 0
-    assert facts["aa_disagreements"] == []
+    assert min(samples["margins"]) >= 0 > max(samples["logprob_native_token"])
     assert samples["aa_margins"] == pytest.approx(samples["margins"], abs=1e-3)
-    assert facts["end_ids"] == [ctx.model.tokenizer.eos_token_id]
-    assert (facts["steps"], facts["prompt_tokens"], facts["draft"], facts["ignore_eos"]) == (
-        STEPS,
-        24,
-        draft,
-        True,
-    )
+    assert samples["native_text"] == tokenizer.decode(samples["tokens"])
+    neutral, bos = neutral_ids(tokenizer), bos_ids(tokenizer)
+    assert tokenizer.decode(neutral) == "\n"
+    expected = {"aa_disagreements": [], "end_ids": [tokenizer.eos_token_id], "steps": STEPS, "draft": draft}
+    expected |= {"prompt_tokens": 24, "ignore_eos": True, "prefix": f"'\\n' before the prompt, ids {neutral}"}
+    assert facts.items() >= expected.items()
     assert facts["mode"].startswith("greedy, up to 4 drafted" if draft else "greedy, one token")
-    assert samples["native_text"] == ctx.model.tokenizer.decode(samples["tokens"])
     assert (2 * STEPS, 3 * STEPS, "re-run") in seen
     assert seen[-1] == (3 * STEPS, 3 * STEPS, "behind a line end")
-
-
-def test_the_baselines_text_is_read_once_more_behind_a_line_end(runner_context):
-    """Against one prefill of the whole history with the line end's id before it, and behind any BOS."""
-    ctx = runner_context("agreement", steps=STEPS, prompt_tokens=24)
-    measured = agreement.run(ctx)
-    neutral, bos = neutral_ids(ctx.model.tokenizer), bos_ids(ctx.model.tokenizer)
-    assert ctx.model.tokenizer.decode(neutral) == "\n"
-    prompt = head_ids(ctx, 24)
     engine = ctx.engine(sequences=1, tokens=24 + 1 + STEPS)
-    history = [*bos, *neutral, *prompt[len(bos) :], *measured.samples["tokens"][:-1]]
+    history = [*bos, *neutral, *head_ids(ctx, 24)[len(bos) :], *samples["tokens"][:-1]]
     logits = engine.prefill(engine.add(), history, "all")[24:]
-    assert measured.samples["prefix_tokens"] == logits.argmax(-1).tolist()
-    assert measured.samples["prefix_tokens"] != measured.samples["tokens"]  # the line end is really there
-    assert measured.facts["prefix"] == f"'\\n' before the prompt, ids {neutral}"
+    assert samples["prefix_tokens"] == logits.argmax(-1).tolist()
+    assert samples["prefix_tokens"] != samples["tokens"]  # the line end is really there
 
 
-def test_a_text_that_fills_the_models_positions_has_no_room_for_a_line_end(runner_context):
+def test_a_line_end_needs_room_and_a_token_and_stands_behind_the_bos(runner_context):
     ctx = runner_context("agreement", steps=4, prompt_tokens=24)
     assert agreement._prefix(ctx, [1] * 4092, 4)[0] != []  # 4092 + 1 + 4 - 1 positions
     prefix, reason = agreement._prefix(ctx, [1] * 4093, 4)
     assert (prefix, reason) == ([], "none: prompt and steps take all 4096 positions of the model")
-
-
-def test_a_line_end_stands_behind_the_bos_that_the_tokenizer_puts_first():
+    assert neutral_ids(word_tokenizer(["a", " "])) == []
     assert perturbed([1, 5, 6], [9], [1]) == [1, 9, 5, 6]
     assert perturbed([5, 1, 6], [9], [1]) == [9, 5, 1, 6]
     assert perturbed([5, 6], [9, 8], []) == [9, 8, 5, 6]
-
-
-def test_a_tokenizer_without_a_line_end_gives_none():
-    from tests.factories.quality_tools import word_tokenizer
-
-    assert neutral_ids(word_tokenizer(["a", " "])) == []
 
 
 @pytest.mark.parametrize(
@@ -168,61 +148,39 @@ def test_a_candidate_diverges_where_its_own_greedy_text_does(
     runner_context, as_baseline, model, draft, continuation
 ):
     keys = {"model": model, "steps": STEPS, "prompt_tokens": 24, "draft": draft, "continuation": continuation}
-    ctx = runner_context("agreement", **keys)
-    baseline = as_baseline(ctx, agreement.run(ctx))
+    baseline = baseline_of(runner_context, as_baseline, **keys)
     native = baseline.samples["tokens"]
     ctx = runner_context("agreement", baseline=baseline, kv_format="int8_sym", **keys)
     measured = agreement.run(ctx)
-    tokens = measured.samples["tokens"]
-    first = next(i for i, (a, b) in enumerate(zip(tokens, native, strict=True)) if a != b)
+    samples, facts = measured.samples, measured.facts
+    first = next(i for i, (a, b) in enumerate(zip(samples["tokens"], native, strict=True)) if a != b)
     assert first == {"tiny-llama": 2, "tiny-qwen2": 24}[model]
-
-    engine = ctx.engine(sequences=1, tokens=24 + STEPS)
-    own = greedy(engine, engine.add(), head_ids(ctx, ctx.options["prompt_tokens"]), STEPS, 0).best
+    engine, prompt = ctx.engine(sequences=1, tokens=24 + STEPS), head_ids(ctx, 24)
+    own = greedy(engine, engine.add(), prompt, STEPS, 0).best
     assert own[:first] == native[:first]
     end = min(first + 1 + continuation, STEPS)
-    assert measured.samples["continuation"] == own[first:end]
-    assert measured.samples["continuation_text"] == ctx.model.tokenizer.decode(own[first:end])
-    assert measured.samples["native_text"] == ctx.model.tokenizer.decode(native[first:end])
-    before = [*head_ids(ctx, 24), *native[:first]][-agreement.BEFORE :]
-    assert measured.samples["text_before"] == ctx.model.tokenizer.decode(before)
-    assert measured.facts["checked_decode_steps"] == list(range(max(1, first - 8), first + 1))
-    assert measured.facts["decode_near_ties"] == []
-    assert measured.facts["mode"] == (
-        "teacher-forced, chunks of 64" if draft else "teacher-forced, one token a forward"
-    )
-
-
-def test_a_neighbour_in_the_batch_reads_its_own_text_and_changes_no_argmax(runner_context):
-    engine = engine_of(runner_context)
-    seq, beside = engine.add(), engine.add()
-    text = greedy(engine, seq, PROMPT, 40, 0)
-    engine.truncate(seq, 0)
-    again = teacher_forced(engine, seq, PROMPT, text.best, 10, neighbour=beside)
-    assert again.best == text.best
-    assert engine.length(beside) == again.forwards - 1
-    assert engine.length(seq) == len(PROMPT) + 39
+    assert samples["continuation"] == own[first:end]
+    before = [*prompt, *native[:first]][-agreement.BEFORE :]
+    texts = {"continuation_text": own[first:end], "native_text": native[first:end], "text_before": before}
+    assert {name: samples[name] for name in texts} == {
+        name: ctx.model.tokenizer.decode(ids) for name, ids in texts.items()
+    }
+    assert facts["checked_decode_steps"] == list(range(max(1, first - 8), first + 1))
+    assert facts["decode_near_ties"] == []
+    assert facts["mode"] == f"teacher-forced, {'chunks of 64' if draft else 'one token a forward'}"
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen2"])
 def test_two_real_runs_of_the_baseline_have_no_real_divergence(runner_context, as_baseline, model):
-    from kvbench.metrics.agreement import values
-
+    """And are still decoded at the end."""
     keys = {"model": model, "steps": STEPS, "prompt_tokens": 24}
-    ctx = runner_context("agreement", **keys)
-    baseline = as_baseline(ctx, agreement.run(ctx))
-    other = runner_context("agreement", baseline=baseline, **{**keys, "draft": 4})
-    found = {v.metric: v for v in values(as_baseline(other, agreement.run(other)), baseline)}
+    baseline = baseline_of(runner_context, as_baseline, **keys)
+    other = runner_context("agreement", baseline=baseline, **keys, draft=4)
+    measured = agreement.run(other)
+    found = {v.metric: v for v in values(as_baseline(other, measured), baseline)}
     assert found["real_divergence"].value == STEPS
     assert found["aa_margin_noise"].value < 1e-3
     assert found["top1_teacher_forced"].high == 1
-
-
-def test_native_against_itself_never_diverges_and_is_still_decoded_at_the_end(runner_context, as_baseline):
-    keys = {"steps": STEPS, "prompt_tokens": 24, "draft": 4}
-    ctx = runner_context("agreement", **keys)
-    baseline = as_baseline(ctx, agreement.run(ctx))
-    measured = agreement.run(runner_context("agreement", baseline=baseline, **keys))
     assert measured.samples["tokens"] == baseline.samples["tokens"]
     assert measured.samples["continuation"] == []
     assert measured.samples["native_text"] == measured.samples["text_before"] == ""
@@ -232,23 +190,18 @@ def test_native_against_itself_never_diverges_and_is_still_decoded_at_the_end(ru
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_divergence_at_the_very_first_step_is_handled(runner_context, as_baseline, steps):
     keys = {"steps": steps, "prompt_tokens": 24}
-    ctx = runner_context("agreement", **keys)
-    baseline = as_baseline(ctx, agreement.run(ctx))
+    baseline = baseline_of(runner_context, as_baseline, **keys)
     own = baseline.samples["tokens"][0]
-    other = [own + 1 if own < 250 else own - 1] * steps
-    baseline.samples["tokens"][:] = other
+    baseline.samples["tokens"][:] = [own + 1 if own < 250 else own - 1] * steps
     measured = agreement.run(runner_context("agreement", baseline=baseline, **keys))
-    assert measured.samples["tokens"][0] == own
-    assert measured.samples["continuation"][0] == own
+    assert measured.samples["tokens"][0] == measured.samples["continuation"][0] == own
     assert len(measured.samples["continuation"]) == steps
     assert measured.facts["checked_decode_steps"] == []
 
 
 def test_a_decode_that_differs_from_reading_in_chunks_is_a_fault(runner_context, as_baseline):
     keys = {"steps": 32, "prompt_tokens": 24, "draft": 4}
-    ctx = runner_context("agreement", **keys)
-    baseline = as_baseline(ctx, agreement.run(ctx))
-    ctx = runner_context("agreement", baseline=baseline, **keys)
+    ctx = runner_context("agreement", baseline=baseline_of(runner_context, as_baseline, **keys), **keys)
     make = ctx.engine
 
     def broken(**size):
@@ -264,17 +217,20 @@ def test_a_decode_that_differs_from_reading_in_chunks_is_a_fault(runner_context,
 
 def test_a_chunk_read_fresh_is_no_decode_so_steps_are_single(runner_context, as_baseline):
     keys = {"steps": 8, "prompt_tokens": 24, "draft": 4, "prefill_reads": "fresh"}
-    ctx = runner_context("agreement", **keys)
-    baseline = as_baseline(ctx, agreement.run(ctx))
+    baseline = baseline_of(runner_context, as_baseline, **keys)
     measured = agreement.run(runner_context("agreement", baseline=baseline, kv_format="int8_sym", **keys))
     assert measured.facts["mode"] == "teacher-forced, one token a forward"
 
 
-def test_a_baseline_of_another_prompt_is_refused(runner_context, as_baseline):
-    ctx = runner_context("agreement", steps=4, prompt_tokens=24)
-    baseline = as_baseline(ctx, agreement.run(ctx))
+def test_what_cannot_be_compared_or_does_not_fit_is_refused(runner_context, as_baseline, tmp_path):
+    baseline = baseline_of(runner_context, as_baseline, steps=4, prompt_tokens=24)
     with pytest.raises(KvbenchError, match="another prompt"):
         agreement.run(runner_context("agreement", baseline=baseline, steps=4, prompt_tokens=25))
+    (tmp_path / "short.txt").write_text("Too short.")
+    with pytest.raises(UsageError, match="has 10 tokens, but 24"):
+        agreement.run(
+            runner_context("agreement", steps=4, prompt_tokens=24, data=str(tmp_path / "short.txt"))
+        )
 
 
 def test_a19_t4_more_steps_than_the_model_has_positions_are_refused_before_any_work(runner_context):
@@ -283,10 +239,3 @@ def test_a19_t4_more_steps_than_the_model_has_positions_are_refused_before_any_w
     with pytest.raises(Refused, match="4096") as e:
         agreement.run(ctx)
     assert e.value.reason == "invalid_context"
-
-
-def test_a_text_shorter_than_the_prompt_is_a_usage_error(runner_context, tmp_path):
-    path = tmp_path / "short.txt"
-    path.write_text("Too short.")
-    with pytest.raises(UsageError, match="has 10 tokens, but 24"):
-        agreement.run(runner_context("agreement", steps=4, prompt_tokens=24, data=str(path)))

@@ -1,16 +1,12 @@
 """Products of linear layers by path: sweep of rows, route map and metrics (A13, A16)."""
 
-from __future__ import annotations
-
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear, join_siblings
@@ -23,22 +19,21 @@ from kvbench_kernels.launches import launched
 from tests.factories.runs.made import record
 
 A16_ROWS = [1, 7, 8, 9, 16, 31, 32, 33, 63, 64, 65]
-Timings = list[tuple[str, list[tuple[Any, ...]]]]
 
 
 class Attention(nn.Module):
     """Three projections that share an input, and one that does not."""
 
-    def __init__(self, width: int = 384, kv: int = 128, ragged: int = 192) -> None:
+    def __init__(self):
         super().__init__()
-        self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, kv)
-        self.v_proj, self.o_proj = nn.Linear(width, kv), nn.Linear(width, ragged)
+        self.q_proj, self.k_proj = nn.Linear(384, 384), nn.Linear(384, 128)
+        self.v_proj, self.o_proj = nn.Linear(384, 128), nn.Linear(384, 192)
 
 
 class Model(nn.Module):
     """Two blocks and an output layer."""
 
-    def __init__(self, fp8: bool = True, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, fp8=True, dtype=torch.float32):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.ModuleList(Attention() for _ in range(2))
@@ -48,15 +43,19 @@ class Model(nn.Module):
             for name, module in list(block.named_children()):
                 setattr(block, name, Fp8Linear.quantized(module))
 
-    def get_output_embeddings(self) -> nn.Module:
+    def get_output_embeddings(self):
         return self.lm_head
 
 
-def bench(rows: list[int], dtype: torch.dtype = torch.float32, path: str = "auto") -> gemm.Bench:
+def bench(rows, dtype=torch.float32, path="auto"):
     return gemm.Bench(path, torch.device("cpu"), dtype, {"rows": rows, "max_rows": 70, "seed": 0}, 0)
 
 
-def test_layers_under_other_names_and_layers_left_out_are_refused() -> None:
+def product_of(name, model=None):
+    return next(p for p in gemm.products(model or Model()) if p.names == (f"layers.0.{name}",))
+
+
+def test_layers_under_other_names_and_layers_left_out_are_refused():
     model = Model()
     found = gemm.products(model)
     gemm.check_all(model, found)
@@ -75,20 +74,20 @@ def test_layers_under_other_names_and_layers_left_out_are_refused() -> None:
         gemm.check_all(model, found)
 
 
-def scaled(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, factor: float, rows: int) -> None:
+def scaled(monkeypatch, layer, factor, rows):
     """The reference path multiplies the scales of one layer by `factor`, for this number of rows only."""
     honest, wrong = fp8_linear._PATHS["reference"], layer.weight.data_ptr()
 
-    def path(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    def path(x, codes, scales, bias=None):
         hit = codes.data_ptr() == wrong and len(x) == rows
         return honest(x, codes, scales * factor if hit else scales, bias)
 
     monkeypatch.setitem(fp8_linear._PATHS, "reference", path)
 
 
-def test_the_worst_layer_of_a_shape_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worst_layer_of_a_shape_counts(monkeypatch):
     model = Model()
-    product = next(p for p in gemm.products(model) if p.names == ("layers.0.o_proj",))
+    product = product_of("o_proj", model)
     assert all(row["distance"] <= row["bound"] for row in bench([1, 5]).measure(product)["rows"])
     scaled(monkeypatch, model.layers[1].o_proj, 1.25, 5)
     one, five = bench([1, 5]).measure(product)["rows"]
@@ -97,9 +96,9 @@ def test_the_worst_layer_of_a_shape_counts(monkeypatch: pytest.MonkeyPatch) -> N
     assert five["distance"] > five["bound"]
 
 
-def test_a_layer_without_a_number_stays_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_without_a_number_stays_the_worst(monkeypatch):
     """The second of four layers gives NaN, and sound ones come after it."""
-    product = next(p for p in gemm.products(Model()) if p.names == ("layers.0.k_proj",))
+    product = product_of("k_proj")
     assert len(product.layers) == 4
     scaled(monkeypatch, product.layers[1].modules[0], math.nan, 1)
     (row,) = bench([1]).measure(product)["rows"]
@@ -108,7 +107,7 @@ def test_a_layer_without_a_number_stays_the_worst(monkeypatch: pytest.MonkeyPatc
     assert row["layer"] == product.layers[1].names[0]
 
 
-def test_each_shape_is_measured_once_and_siblings_that_are_one_product_are_one() -> None:
+def test_each_shape_is_measured_once_and_siblings_that_are_one_product_are_one():
     model = Model()
     assert join_siblings(model) == 2
     found = gemm.products(model)
@@ -118,29 +117,19 @@ def test_each_shape_is_measured_once_and_siblings_that_are_one_product_are_one()
     ]
     # Codes, scales of whole and begun blocks, and biases: bytes of one layer.
     assert [p.nbytes for p in found] == [640 * 384 + 4 * 5 * 3 + 4 * 640, 192 * 384 + 4 * 2 * 3 + 4 * 192]
-    x = torch.randn(3, 384)
-    block = model.layers[0]
-    due = torch.cat([block.q_proj(x), block.k_proj(x), block.v_proj(x)], -1)
-    assert torch.equal(found[0](x), due)
+    x, block = torch.randn(3, 384), model.layers[0]
+    assert torch.equal(found[0](x), torch.cat([block.q_proj(x), block.k_proj(x), block.v_proj(x)], -1))
     parts = [dequantize_blocks(m.weight, m.weight_scale_inv) for m in found[0].modules]
     assert torch.equal(torch.cat(parts), found[0].weight())
-
-
-def test_native_weights_are_measured_without_the_output_layer() -> None:
-    assert [(p.n, p.k, p.quantized) for p in gemm.products(Model(fp8=False))] == [
-        (384, 384, False),
-        (128, 384, False),
-        (192, 384, False),
-    ]
+    native = [(p.n, p.k, p.quantized) for p in gemm.products(Model(fp8=False))]
+    assert native == [(384, 384, False), (128, 384, False), (192, 384, False)]  # without the output layer
     with pytest.raises(KvbenchError, match="no linear layer"):
         gemm.products(nn.Sequential(nn.LayerNorm(4)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a16_t1_every_number_of_rows_is_the_product_with_the_dequantized_weight(dtype: torch.dtype) -> None:
-    """K = 384, N = 640 and a ragged 192: the bias is part of the product, and so is the tail block (A13
-    T3).
-    """
+def test_a16_t1_every_number_of_rows_is_the_product_with_the_dequantized_weight(dtype):
+    """K = 384, N = 640 and a ragged 192: bias and tail block are part of the product (A13 T3)."""
     for product in gemm.products(Model(dtype=dtype)):
         with fp8linear.using("reference"):
             measured = bench(A16_ROWS, dtype, "reference").measure(product)
@@ -151,56 +140,42 @@ def test_a16_t1_every_number_of_rows_is_the_product_with_the_dequantized_weight(
         assert measured["routes"] == [[1, 70, "reference"]]
 
 
-def test_a13_t3_576_by_2048_with_one_row() -> None:
-    torch.manual_seed(1)
-    model = nn.Sequential(Fp8Linear.quantized(nn.Linear(2048, 576)))
-    (product,) = gemm.products(model)
-    (row,) = bench([1]).measure(product)["rows"]
-    assert (row["error"], row["bound"]) == (pytest.approx(0, abs=1e-6), 1e-5)
+def simt(x, codes, scales, bias, path):
+    """W8A16 whatever path was asked for."""
+    launched("w8a16_dot")
+    return x @ dequantize_blocks(codes, scales).t()
 
 
-def test_a_wrong_tail_block_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_tail_path_or_shape_is_found(monkeypatch):
     """Output columns from 128 on use the scales of the block before, as if blocks had 96 rows."""
     right = fp8linear.fp8_linear
 
-    def wrong(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, path: str) -> Tensor:
-        y = right(x, codes, scales, bias, path)
+    def wrong(*given):
+        y = right(*given)
         y[:, 128:] *= 1.01
         return y
 
     monkeypatch.setattr(fp8linear, "fp8_linear", wrong)
     measured = bench([1, 9]).measure(gemm.products(Model())[-1])
     assert all(row["distance"] > 100 * row["bound"] for row in measured["rows"])
-
-
-def simt(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, path: str) -> Tensor:
-    """W8A16 whatever path was asked for."""
-    launched("w8a16_dot")
-    return x @ dequantize_blocks(codes, scales).t()
-
-
-def test_a_path_that_was_not_expected_gives_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = gemm.products(Model())[0]
     monkeypatch.setattr(fp8linear, "fp8_linear", simt)
     with pytest.raises(KvbenchError, match=r"expected path reference, got w8a16 \(w8a16_dot\)"):
-        bench([1]).measure(gemm.products(Model())[0])
-
-
-def test_no_rows_are_handled_or_the_cell_has_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    product = gemm.products(Model())[0]
+        bench([1]).measure(product)
+    monkeypatch.setattr(fp8linear, "fp8_linear", right)
     assert product(torch.empty(0, 384)).shape == (0, 384)
+    one = replace(product, modules=(lambda x: torch.empty(1, 384),))
     with pytest.raises(KvbenchError, match=r"expected shape \[0, 384\] for no rows, got \[384\]"):
-        bench([1])._check_no_rows(
-            replace(product, modules=(lambda x: torch.empty(1, 384),)), torch.empty(2, 384)
-        )
+        bench([1])._check_no_rows(one, torch.empty(2, 384))
 
 
-def routed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """`measure` with w8a16 up to 32 rows and w8a8 above."""
+def test_a16_t2_both_sides_of_a_boundary_are_measured_with_the_same_first_row(monkeypatch):
+    """w8a16 up to 32 rows and w8a8 above."""
 
-    def path(m: int, *_: Any) -> str:
+    def path(m, *_):
         return "w8a16" if m <= 32 else "w8a8"
 
-    def product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, _: str) -> Tensor:
+    def product(x, codes, scales, bias, _):
         if path(len(x)) == "w8a16":
             return simt(x, codes, scales, bias, _) + bias
         launched("fp8_quantize_activation")
@@ -210,15 +185,10 @@ def routed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(gemm, "route", path)
     monkeypatch.setattr(fp8linear, "fp8_linear", product)
-    return bench([1, 9]).measure(gemm.products(Model())[0])
-
-
-def test_a16_t2_both_sides_of_a_boundary_are_measured_with_the_same_first_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    measured = routed(monkeypatch)
+    measured = bench([1, 9]).measure(gemm.products(Model())[0])
     rows = measured["rows"]
     assert measured["routes"] == [[1, 32, "w8a16"], [33, 70, "w8a8"]]
+    assert gemm.route_map(measured["routes"]) == "1..32 w8a16, 33.. w8a8"
     assert measured["boundaries"] == [32, 33]
     assert {row["m"]: row["path"] for row in rows} == {1: "w8a16", 9: "w8a16", 32: "w8a16", 33: "w8a8"}
     assert max(row["row0_diff"] for row in rows[:3]) < 1e-6
@@ -228,20 +198,10 @@ def test_a16_t2_both_sides_of_a_boundary_are_measured_with_the_same_first_row(
     assert all(row["distance"] <= row["bound"] for row in rows)
 
 
-def test_routes_are_found_and_written_as_a_person_reads_them() -> None:
-    found = gemm.runs(lambda m: "w8a16" if m <= 64 else "w8a8", 8192)
-    assert found == [[1, 64, "w8a16"], [65, 8192, "w8a8"]]
-    assert gemm.route_map(found) == "1..64 w8a16, 65.. w8a8"
-    assert gemm.route_map([[1, 8, "reference"]]) == "1.. reference"
-
-
-def test_the_first_rows_of_x_are_the_same_for_any_number_of_rows() -> None:
+def test_the_runner_measures_a_loaded_model_with_an_x_of_outliers(runner_context):
     assert torch.equal(gemm.probe_input(3, 513, 64)[:5], gemm.probe_input(3, 5, 64))
     x = gemm.probe_input(0, 2000, 64)
     assert x[:, ::16].std() > 25 > 1.1 > x[:, 1].std()
-
-
-def test_the_runner_measures_a_loaded_model(runner_context: Callable[..., Any]) -> None:
     measured = gemm.run(runner_context("gemm", rows=[1, 3]))
     assert measured.facts["routes"] == dict.fromkeys(measured.facts["routes"], "1.. native")
     assert (measured.facts["timed_with"], measured.facts["dtype"]) == (None, "float32")
@@ -251,32 +211,21 @@ def test_the_runner_measures_a_loaded_model(runner_context: Callable[..., Any]) 
 # times
 
 
-L2_OF_AN_H200 = 62_914_560
+L2 = 62_914_560  # of an H200
 
 
 @pytest.mark.parametrize(
     ("sizes", "l2", "layers"),
     [
-        ([25_171_968] * 36, L2_OF_AN_H200, 10),  # the layers of Qwen3-8B: codes and float32 scales
-        ([16_781_312] * 36, L2_OF_AN_H200, 15),
-        ([100_687_872] * 36, L2_OF_AN_H200, 3),
-        ([50_343_936] * 36, L2_OF_AN_H200, 5),
-        ([1_770_000] * 30, L2_OF_AN_H200, 30),  # there are no more
-        ([100] * 9, 100, 4),
-        ([99] * 9, 100, 5),
-        ([10, 390, 30], 100, 2),
+        ([25_171_968] * 36, L2, 10),  # the layers of Qwen3-8B: codes and float32 scales
+        ([16_781_312] * 36, L2, 15), ([100_687_872] * 36, L2, 3), ([50_343_936] * 36, L2, 5),
+        ([1_770_000] * 30, L2, 30),  # there are no more
+        ([100] * 9, 100, 4), ([99] * 9, 100, 5), ([10, 390, 30], 100, 2),
         ([1000, 1000], 100, 1),  # whose own end has taken the place of its beginning
     ],
-)
-def test_calls_go_over_as_many_layers_as_fill_the_l2_four_times(
-    sizes: list[int], l2: int, layers: int
-) -> None:
+)  # fmt: skip
+def test_calls_go_over_as_many_layers_as_fill_the_l2_four_times(sizes, l2, layers):
     assert gemm.in_turn(sizes, l2) == layers
-
-
-def test_weights_are_cold_where_the_others_exceed_the_l2() -> None:
-    found = [gemm.warmth(held, 100) for held in (0, 100, 101, 399, 400)]
-    assert found == ["warm", "warm", "partly cold", "partly cold", "cold"]
 
 
 @pytest.mark.parametrize(
@@ -287,39 +236,38 @@ def test_weights_are_cold_where_the_others_exceed_the_l2() -> None:
         (53_000_000, 163_000_000, "warm; native ones 106,000,000 B, partly cold; .* 163,000,000 B exceed"),
     ],
 )
-def test_the_fact_names_what_was_cold(stored: int, model: int, words: str) -> None:
-    turn = gemm.Turn(10, 36, stored, 2 * stored, L2_OF_AN_H200, model)
-    text = str(turn)
+def test_the_fact_names_what_was_cold(stored, model, words):
+    found = [gemm.warmth(held, 100) for held in (0, 100, 101, 399, 400)]
+    assert found == ["warm", "warm", "partly cold", "partly cold", "cold"]
+    text = str(gemm.Turn(10, 36, stored, 2 * stored, L2, model))
     assert text.startswith("CUDA events over 10 of 36 layers in turn, L2 62,914,560 B: weights ")
     assert re.search(words, text)
-    assert ("the model's" in text) == (stored <= L2_OF_AN_H200)
+    assert ("the model's" in text) == (stored <= L2)
 
 
 @pytest.mark.parametrize(("layers", "order"), [(1, "aaaaa"), (3, "abcabc"), (7, "abcdefg")])
-def test_a_sample_is_whole_turns_and_its_time_is_that_of_a_call(
-    layers: int, order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_is_whole_turns_and_its_time_is_that_of_a_call(layers, order, monkeypatch):
     """On a device whose clock goes on by 2 us a call, and by 1 s in the wait before."""
-    clock, made, waits = [0.0], list[str](), list[int]()
+    clock, made, waits = [0.0], [], []
 
     class Event:
-        def __init__(self, enable_timing: bool) -> None:
+        def __init__(self, enable_timing):
             assert enable_timing
 
-        def record(self) -> None:
+        def record(self):
             self.ms = clock[0]
 
-        def synchronize(self) -> None:
+        def synchronize(self):
             made.append("|")
 
-        def elapsed_time(self, end: Event) -> float:
+        def elapsed_time(self, end):
             return end.ms - self.ms
 
-    def wait(cycles: int) -> None:
+    def wait(cycles):
         waits.append(cycles)
         clock[0] += 1e3
 
-    def call(name: str) -> None:
+    def call(name):
         made.append(name)
         clock[0] += 2e-3
 
@@ -332,11 +280,11 @@ def test_a_sample_is_whole_turns_and_its_time_is_that_of_a_call(
 
 
 @pytest.fixture
-def timings(monkeypatch: pytest.MonkeyPatch) -> Timings:
+def timings(monkeypatch):
     """Time products as on a device with an L2 of 20,000 B; collects each timing's path and arguments."""
-    made: Timings = []
+    made = []
 
-    def microseconds(calls: list[Any]) -> float:
+    def microseconds(calls):
         for call in calls:
             call()
         made.append((fp8linear._gemm, [call.args for call in calls]))
@@ -348,7 +296,7 @@ def timings(monkeypatch: pytest.MonkeyPatch) -> Timings:
     return made
 
 
-def test_every_arm_is_timed_over_the_same_layers(timings: Timings) -> None:
+def test_every_arm_is_timed_over_the_same_layers(timings):
     product = gemm.products(Model())[1]
     assert (len(product.layers), product.nbytes) == (4, 49_676)
     with fp8linear.using("auto"):
@@ -370,13 +318,11 @@ def test_every_arm_is_timed_over_the_same_layers(timings: Timings) -> None:
 
 
 @pytest.mark.usefixtures("timings")
-def test_a_path_that_was_not_expected_gives_no_result_in_any_layer_that_is_timed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_path_that_was_not_expected_gives_no_result_in_any_layer_that_is_timed(monkeypatch):
     product, real = gemm.products(Model())[1], fp8linear.fp8_linear
     dropped = product.layers[1].modules[0].weight.data_ptr()
 
-    def other(x: Tensor, codes: Tensor, *rest: Any) -> Tensor:
+    def other(x, codes, *rest):
         return (simt if codes.data_ptr() == dropped else real)(x, codes, *rest)
 
     monkeypatch.setattr(fp8linear, "fp8_linear", other)
@@ -386,17 +332,16 @@ def test_a_path_that_was_not_expected_gives_no_result_in_any_layer_that_is_timed
 
 
 @pytest.mark.usefixtures("timings")
-def test_the_record_has_for_each_shape_what_was_cold(
-    runner_context: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_record_has_for_each_shape_what_was_cold(runner_context, monkeypatch):
     monkeypatch.setattr(gemm.Bench, "l2", 70_000)
     found = gemm.run(runner_context("gemm", rows=[1])).facts["timed_with"]
     weights = {shape: text.partition("weights ")[2].partition(";")[0] for shape, text in found.items()}
+    cold, warm = "131,072 B, partly cold", "65,536 B, warm"
     assert weights == {
-        "64 x 64": "131,072 B, partly cold",
-        "32 x 64": "65,536 B, warm",
+        "64 x 64": cold,
+        "32 x 64": warm,
         "128 x 64": "262,144 B, partly cold",
-        "64 x 128": "131,072 B, partly cold",
+        "64 x 128": cold,
     }
     assert [shape for shape, text in found.items() if "the model's 724,224 B exceed" in text] == ["32 x 64"]
     assert "over 4 of 4 layers in turn, L2 70,000 B" in found["64 x 128"]
@@ -405,61 +350,47 @@ def test_the_record_has_for_each_shape_what_was_cold(
 # derive
 
 
-def row(m: int, path: str, error: float, **more: Any) -> dict[str, Any]:
+def row(m, path, error, us=None, reference=None, **more):
     kept = {"m": m, "path": path, "kernels": [], "error": error, "distance": error, "bound": 0.01}
-    return {**kept, "row0_diff": 0.0, "row0_argmax": 5, "row0_argmax_equal": True, **more}
+    times = {} if us is None else {"us": us, "us_native": 10.0, "us_reference": reference}
+    return {**kept, "row0_diff": 0.0, "row0_argmax": 5, "row0_argmax_equal": True, **times, **more}
 
 
-def values(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def values(rows):
     product = {"n": 576, "k": 192, "modules": ["o_proj"], "calls_a_forward": 1, "routes": [], "rows": rows}
     routes = {"576 x 192": "1..32 w8a16, 33.. w8a8", "192 x 576": "1.. w8a8", "64 x 576": "1.. w8a8"}
     own = record("gemm", {"products": [product]}, {"routes": routes})
     return {value.metric: value for value in derived.values(own, None)}
 
 
-def times(us: float, reference: float) -> dict[str, float]:
-    return {"us": us, "us_native": 10.0, "us_reference": reference}
-
-
 SWEEP = [
-    row(32, "w8a16", 0.004, **times(5.0, 100.0)),
-    row(33, "w8a8", 0.03, distance=0.002, row0_diff=0.027, row0_argmax_equal=False, **times(12.0, 80.0)),
-    row(64, "w8a8", 0.02, distance=0.001, **times(8.0, 80.0)),
+    row(32, "w8a16", 0.004, 5.0, 100.0),
+    row(33, "w8a8", 0.03, 12.0, 80.0, distance=0.002, row0_diff=0.027, row0_argmax_equal=False),
+    row(64, "w8a8", 0.02, 8.0, 80.0, distance=0.001),
 ]
 
 
-def test_the_worst_case_counts_and_each_path_is_told_apart() -> None:
+def test_the_worst_of_all_rows_counts_and_is_named():
     found = values(SWEEP)
     assert (found["gemm_error_max"].value, found["gemm_error_max"].note) == (0.03, "w8a16 0.004, w8a8 0.03")
     share, paths = found["gemm_bound_share"], found["gemm_paths"]
     assert (share.value, share.n, share.note) == (0.4, 3, "worst: 576 x 192, 32 rows, w8a16")
     assert paths.value == 2
     assert paths.note == "1..32 w8a16, 33.. w8a8 (N x K: 576 x 192); 1.. w8a8 (N x K: 192 x 576, 64 x 576)"
-
-
-def test_a16_t2_the_step_over_a_boundary_is_named() -> None:
-    found = values(SWEEP)
-    step = found["gemm_boundary_diff"]
+    step, argmax = found["gemm_boundary_diff"], found["gemm_boundary_argmax"]
     assert (step.value, step.n) == (0.027, 2)
+    assert step.note == "worst: 576 x 192, 32 rows w8a16 to 33 rows w8a8"
+    assert (argmax.value, argmax.n) == (0.5, 2)
     # The worst counts, not the first.
     small = [row(8, "reference", 0.001), row(9, "w8a16", 0.001, row0_diff=0.002)]
     assert values([*small, *SWEEP])["gemm_boundary_diff"].value == 0.027
-    assert step.note == "worst: 576 x 192, 32 rows w8a16 to 33 rows w8a8"
-    assert (found["gemm_boundary_argmax"].value, found["gemm_boundary_argmax"].n) == (0.5, 2)
     assert values(SWEEP[:1])["gemm_boundary_diff"].value is None
-
-
-def test_times_are_the_worst_ratio_and_none_where_nothing_was_timed() -> None:
-    found = values(SWEEP)
     native = found["gemm_native_time_ratio"]
     assert (native.value, native.n, native.note) == (1.2, 3, "worst: 576 x 192, 33 rows, w8a8")
     assert found["gemm_reference_time_ratio"].value == 0.15
-    for rows in ([row(1, "reference", 0.0)], [row(1, "native", 0.0, us=1.0, us_native=1.0)]):
+    for rows in ([row(1, "reference", 0.0)], [row(1, "native", 0.0, us=1.0)]):
         ratio = values(rows)["gemm_native_time_ratio"]
         assert (ratio.value, ratio.n) == (None, 0)
-
-
-def test_nan_is_kept_and_placed() -> None:
     found = values([row(1, "w8a16", 0.004), row(2, "w8a16", math.nan)])
     assert math.isnan(found["gemm_error_max"].value)
     assert math.isnan(found["gemm_bound_share"].value)

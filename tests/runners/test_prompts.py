@@ -33,87 +33,61 @@ ANATOMY = Question("a/0", "human_aging", " Which bone? \n", ("ulna", "rib", "Non
 SHOT = Question("a/1", "human_aging", "Which organ?", ("heart", "lung", "skin", "liver"), 0)
 
 
-def encoder_for(task: str, tokenizer: object = None, **changes: object) -> Encoder:
+def encoder_for(task, tokenizer=None, **changes):
     tokenizer = tokenizer or bpe_tokenizer()
     fields: dict[str, object] = {"template": TEMPLATES[task], "tokenizer": tokenizer, "chat": False}
     fields |= {"window": None, "first": bos_ids(tokenizer)}
     return Encoder(**(fields | {"examples": {"human_aging": [SHOT] * 5}} | changes))
 
 
-def ids_of(text: str) -> list[int]:
+def ids_of(text):
     found: list[int] = bpe_tokenizer()(text, add_special_tokens=False)["input_ids"]
     return found
 
 
-def the(pair: Pair | None) -> Pair:
-    assert pair is not None
-    return pair
-
-
-def pair_of(task: str, tokenizer: object = None, shots: int = 0, **changes: object) -> Pair:
-    return the(encoder_for(task, tokenizer, **changes).subject([ANATOMY], shots)[0].pair)
+def pair_of(task, tokenizer=None, shots=0, **changes):
+    return encoder_for(task, tokenizer, **changes).subject([ANATOMY], shots)[0].pair
 
 
 LAW = Question("l/0", "law", "下列选项正确的是____。", ("Ａ项", "None", "甲", "乙"), 1)
+LAW_TEXT = "下列选项正确的是____。\nA. Ａ项\nB. None\nC. 甲\nD. 乙\n答案："
 MELTS = Question("m", "arc_easy", "What melts?", ("ice", "rock", "iron"), 0)
+MMLU_TEXT = (
+    "The following are multiple choice questions (with answers) about human aging.\n\n"
+    "Which organ?\nA. heart\nB. lung\nC. skin\nD. liver\nAnswer: A\n\n"
+    "Which bone?\nA. ulna\nB. rib\nC. None\nD. jaw\nAnswer:"
+)
 
 
 @pytest.mark.parametrize(
     ("task", "question", "shot", "prompt", "choices"),
     [
-        (
-            "mmlu",
-            ANATOMY,
-            SHOT,
-            "The following are multiple choice questions (with answers) about human aging.\n\n"
-            "Which organ?\nA. heart\nB. lung\nC. skin\nD. liver\nAnswer: A\n\n"
-            "Which bone?\nA. ulna\nB. rib\nC. None\nD. jaw\nAnswer:",
-            [" A", " B", " C", " D"],
-        ),
-        (
-            "ceval",
-            LAW,
-            LAW,
-            "以下是中国关于法学的单项选择题，请选出其中的正确答案。\n\n"
-            "下列选项正确的是____。\nA. Ａ项\nB. None\nC. 甲\nD. 乙\n答案：B\n\n"
-            "下列选项正确的是____。\nA. Ａ项\nB. None\nC. 甲\nD. 乙\n答案：",
-            ["A", "B", "C", "D"],
-        ),
-        (
-            "arc_easy",
-            MELTS,
-            MELTS,
-            "Question: What melts?\nAnswer: ice\n\nQuestion: What melts?\nAnswer:",
-            [" ice", " rock", " iron"],
-        ),
+        ("mmlu", ANATOMY, SHOT, MMLU_TEXT, [" A", " B", " C", " D"]),
+        ("ceval", LAW, LAW,
+         f"以下是中国关于法学的单项选择题，请选出其中的正确答案。\n\n{LAW_TEXT}B\n\n{LAW_TEXT}", ["A", "B", "C", "D"]),
+        ("arc_easy", MELTS, MELTS, "Question: What melts?\nAnswer: ice\n\nQuestion: What melts?\nAnswer:",
+         [" ice", " rock", " iron"]),
     ],
     ids=["mmlu", "ceval", "arc"],
-)
-def test_prompts_and_choices_are_lm_evals(
-    task: str, question: Question, shot: Question, prompt: str, choices: list[str]
-) -> None:
+)  # fmt: skip
+def test_prompts_and_choices_are_lm_evals(task, question, shot, prompt, choices):
     assert plain(TEMPLATES[task], question, [shot]) == prompt
     assert continuations(TEMPLATES[task], question, chat=False) == choices
 
 
-def test_cloze_joins_to_the_corpus_own_text() -> None:
+def test_cloze_joins_to_the_corpus_own_text_and_a_chat_is_turns_without_delimiter():
     q = cloze(corpus("pydoc", None), count=1).questions[0]
-    assert q.answer is not None
     true = continuations(TEMPLATES["cloze"], q, chat=False)[q.answer]
     assert true.startswith(" ")
     assert plain(TEMPLATES["cloze"], q, []) + true == q.question + true
-
-
-def test_a_chat_is_turns_and_its_answer_has_no_delimiter() -> None:
     turns = messages(TEMPLATES["mmlu"], ANATOMY, [SHOT])
     assert [t["role"] for t in turns] == ["system", "user", "assistant", "user"]
     assert turns[2]["content"] == "A"
-    assert turns[3]["content"].startswith("Which bone?\nA. ulna")
-    assert turns[3]["content"].endswith("\nAnswer:")
+    assert turns[3]["content"] == "Which bone?\nA. ulna\nB. rib\nC. None\nD. jaw\nAnswer:"
     assert continuations(TEMPLATES["mmlu"], ANATOMY, chat=True) == ["A", "B", "C", "D"]
 
 
-def test_a18_t1_answer_colon_wants_space_a_and_a_full_width_colon_wants_a() -> None:
+def test_a18_t1_answer_colon_wants_space_a_and_a_full_width_colon_wants_a():
     spaced, bare = ids_of(" A"), ids_of("A")
     assert (len(spaced), len(bare)) == (1, 1)
     assert spaced != bare
@@ -121,61 +95,50 @@ def test_a18_t1_answer_colon_wants_space_a_and_a_full_width_colon_wants_a() -> N
     assert list(pair_of("ceval").continuations[0]) == bare
 
 
-def test_a18_t2_a_token_across_the_join_is_scored_not_lost() -> None:
+def joined(tokenizer, prompt, answers, bos=()):
+    ids = plain_ids(tokenizer, strings(prompt, answers))
+    return join(ids[0], ids[1:], list(bos))
+
+
+def test_a18_t2_a_token_across_the_join_is_scored_not_lost():
     tokenizer = word_tokenizer(["Say", " ", "Ans", "wer", "Answer", "other"])
     tokens = tokenizer.convert_ids_to_tokens
-    ids = plain_ids(tokenizer, strings("Say Ans", ["wer", "other"]))
-    assert tokens(ids[1]) == ["Say", " ", "Answer"]
-    pair = the(join(ids[0], ids[1:], []))
+    pair = joined(tokenizer, "Say Ans", ["wer", "other"])
     assert pair.merged
     assert tokens(list(pair.context)) == ["Say", " "]
     # Both choices score the same text from there on, "Answer" and "Ansother".
     assert [tokens(list(c)) for c in pair.continuations] == [["Answer"], ["Ans", "other"]]
-
-
-def test_a18_t2_a_merge_at_the_very_start_needs_a_bos_to_stand_on() -> None:
+    # A merge at the very start needs a BOS to stand on.
     tokenizer = word_tokenizer(["Ans", "wer", "Answer"])
-    ids = plain_ids(tokenizer, strings("Ans", ["wer"]))
-    assert join(ids[0], ids[1:], []) is None
-    pair = the(join(ids[0], ids[1:], [7]))
+    assert joined(tokenizer, "Ans", ["wer"]) is None
+    pair = joined(tokenizer, "Ans", ["wer"], [7])
     assert (pair.context, len(pair.continuations[0])) == ((7,), 1)
-
-
-def test_an_answer_without_a_token_cannot_be_scored() -> None:
-    assert join([1, 2], [[1, 2, 3], [1, 2]], []) is None
-
-
-def test_spaces_that_end_the_prompt_go_to_the_answer() -> None:
+    assert join([1, 2], [[1, 2, 3], [1, 2]], []) is None  # an answer without a token
+    # Spaces that end the prompt go to the answer.
     assert strings("Answer: ", ["A"]) == ["Answer:", "Answer: A"]
-    ids = plain_ids(bpe_tokenizer(), strings("Answer: ", ["A"]))
-    pair = the(join(ids[0], ids[1:], []))
-    assert not pair.merged
-    assert list(pair.continuations[0]) == ids_of(" A")
+    pair = joined(bpe_tokenizer(), "Answer: ", ["A"])
+    assert (pair.merged, list(pair.continuations[0])) == (False, ids_of(" A"))
 
 
 @pytest.mark.parametrize(
     ("choices", "answer", "why"),
     [
-        (("a", "", "c", "d"), 0, "choice 1 is empty"),
-        (("a", "b", None, "d"), 0, "choice 2 is missing"),
-        (("a", "b", "c", "d"), None, "the answer is not among the choices"),
-        (("None", "Na", "Ａ", "空"), 1, None),
+        (("a", "", "c", "d"), 0, "choice 1 is empty"), (("a", "b", None, "d"), 0, "choice 2 is missing"),
+        (("a", "b", "c", "d"), None, "the answer is not among the choices"), (("None", "Na", "Ａ", "空"), 1, None),
     ],
-)
-def test_a18_t4_t5_empty_and_missing_choices_are_named_and_literal_none_is_text(
-    choices: tuple[str | None, ...], answer: int | None, why: str | None
-) -> None:
+)  # fmt: skip
+def test_a18_t4_t5_empty_and_missing_choices_are_named_and_literal_none_is_text(choices, answer, why):
     assert problem(Question("x", "law", "q", choices, answer)) == why
 
 
-def with_bos() -> Any:
+def with_bos():
     """The BPE tokenizer, with `<s>` put first."""
     inner = copy.deepcopy(bpe_tokenizer().backend_tokenizer)
     inner.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
     return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
 
 
-def test_a19_t1_exactly_one_bos_or_a_stated_policy() -> None:
+def test_a19_t1_exactly_one_bos_or_a_stated_policy():
     bare, adds = bpe_tokenizer(), with_bos()
     assert bos_ids(bare) == []
     assert "id 0" in bos_policy(bare)
@@ -188,7 +151,7 @@ def test_a19_t1_exactly_one_bos_or_a_stated_policy() -> None:
 
 
 @pytest.mark.parametrize("start", ["{{ bos_token }}", ""])
-def test_a19_t1_a_template_that_emits_bos_gets_no_second_one(start: str) -> None:
+def test_a19_t1_a_template_that_emits_bos_gets_no_second_one(start):
     adds = with_bos()
     turns = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
     adds.chat_template = start + turns
@@ -196,21 +159,20 @@ def test_a19_t1_a_template_that_emits_bos_gets_no_second_one(start: str) -> None
     assert (pair.context[0], pair.context.count(0)) == (0, 1)
 
 
-def test_a19_t2_980_of_1109_tokens_do_not_fit_128() -> None:
+def test_a19_t2_980_of_1109_tokens_do_not_fit_128_and_the_bos_survives_the_cut():
     pair = Pair(tuple(range(1108)), ((1,),), False)
     assert overflow(pair, 128) == 980
     fitted = fit(lambda shots: pair, 0, 128, bos=0)
     assert (fitted.dropped_tokens, fitted.truncated) == (980, True)
-    assert the(fitted.pair).context == tuple(range(980, 1108))
-    assert [overflow(the(fitted.pair), window) for window in (128, 127, None)] == [0, 1, 0]
-
-
-def test_a19_t2_the_bos_survives_the_cut() -> None:
+    assert fitted.pair.context == tuple(range(980, 1108))
+    assert [overflow(fitted.pair, window) for window in (128, 127, None)] == [0, 1, 0]
     fitted = fit(lambda shots: Pair((7, *range(100)), ((1, 2),), False), 0, 50, bos=1)
-    assert the(fitted.pair).context == (7, *range(52, 100))  # 49, and 2 of the answer, whose last is not fed
+    assert fitted.pair.context == (7, *range(52, 100))  # 49, and 2 of the answer, whose last is not fed
+    # A question without room for anything is not scored.
+    assert fit(lambda shots: Pair((1, 2, 3), (tuple(range(9)),), False), 2, 8, bos=0).pair is None
 
 
-def test_a19_t3_whole_shots_go_first_and_task_question_and_bos_stay() -> None:
+def test_a19_t3_whole_shots_go_first_and_task_question_and_bos_stay():
     assert not encoder_for("mmlu").subject([ANATOMY], 5)[0].truncated
     three = pair_of("mmlu", shots=3)
     fitted = encoder_for("mmlu", window=len(three.context) + 3).subject([ANATOMY], 5)[0]
@@ -220,18 +182,12 @@ def test_a19_t3_whole_shots_go_first_and_task_question_and_bos_stay() -> None:
     assert text == plain(TEMPLATES["mmlu"], ANATOMY, [SHOT] * 3)
 
 
-def test_a_question_without_room_for_anything_is_not_scored() -> None:
-    assert fit(lambda shots: Pair((1, 2, 3), (tuple(range(9)),), False), 2, 8, bos=0).pair is None
+def test_common_prefix_leaves_each_context_a_token():
+    cases = ([(1, 2, 3), (1, 2, 4, 5)], [(1, 2), (1, 2, 4)], [(1, 2)], [(1, 2), (3, 4)])
+    assert [common_prefix(contexts) for contexts in cases] == [2, 1, 1, 0]
 
 
-def test_common_prefix_leaves_each_context_a_token() -> None:
-    assert common_prefix([(1, 2, 3), (1, 2, 4, 5)]) == 2
-    assert common_prefix([(1, 2), (1, 2, 4)]) == 1
-    assert common_prefix([(1, 2)]) == 1
-    assert common_prefix([(1, 2), (3, 4)]) == 0
-
-
-def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch):
     tokenizer = bpe_tokenizer()
     endings = ["it", "2", "\nhere", "Answer: A", "été", "", "  x", "that"]
     questions = [Question("a", "human_aging", f"{end} so?", ("1", " 2", "x", ""), 0) for end in endings]
@@ -240,7 +196,7 @@ def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch: pytest.Mo
     texts = [t for q in questions for t in own.texts(q, 5)]
     calls: list[int] = []
 
-    def counting(tokenizer: object, texts: list[str]) -> list[list[int]]:
+    def counting(tokenizer, texts):
         calls.append(sum(map(len, texts)))
         return plain_ids(tokenizer, texts)
 
@@ -249,7 +205,7 @@ def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch: pytest.Mo
     assert sum(calls) < sum(map(len, texts)) / 2
 
 
-def test_a_tokenizer_that_does_not_split_at_the_cut_gets_whole_texts() -> None:
+def test_a_tokenizer_that_does_not_split_at_the_cut_gets_whole_texts():
     words = {"<unk>": 0, **{chr(c): c for c in range(9, 127)}, "\u2581": 130}
     settings: dict[str, Any] = {"continuing_subword_prefix": "", "max_input_chars_per_word": 10**6}
     inner = Tokenizer(models.WordPiece(words, unk_token="<unk>", **settings))
@@ -261,7 +217,7 @@ def test_a_tokenizer_that_does_not_split_at_the_cut_gets_whole_texts() -> None:
     assert plain_ids(tokenizer, ["line\nline"])[0] != apart
 
 
-def test_a_limit_is_spread_over_subjects_round_robin() -> None:
+def test_a_limit_is_spread_over_subjects_round_robin():
     sizes = {"x": 4, "y": 1, "z": 3}
     qs = [Question(f"{s}/{i}", s, "q", ("a", "b"), 0) for s, n in sizes.items() for i in range(n)]
     assert [q.id for q in spread(qs, 5)] == ["x/0", "x/1", "y/0", "z/0", "z/1"]

@@ -1,8 +1,4 @@
-"""Runs one job in a fresh process and reports how the process ended if it crashed.
-
-job -> JOB.json in a temporary folder -> python -m kvbench.run.worker -> one record per task in the run
-directory
-"""
+"""Runs one job in a fresh process (`kvbench.run.worker`) and reports how the process ended if it crashed."""
 
 from __future__ import annotations
 
@@ -28,15 +24,11 @@ _PATIENCE = 5.0  # seconds from SIGTERM to SIGKILL
 
 @dataclass(frozen=True)
 class Crash:
-    """A process that ended without its records.
+    """A process that ended without its records: how, the last lines of its stderr, the current task's key."""
 
-    words: how it ended (`was ended by signal 11 (SIGSEGV)`); tail: last lines of its stderr; key: of the
-    current task, None where no task had begun.
-    """
-
-    words: str
+    words: str  # `was ended by signal 11 (SIGSEGV)`
     tail: tuple[str, ...]
-    key: str | None
+    key: str | None  # None where no task had begun
 
     def message(self, task: Task, cell: str) -> str:
         if task.key == self.key:
@@ -59,10 +51,7 @@ class Children:
 
         Returns the crash, None where every task has its record (or `stop` was called).
         """
-        with (
-            tempfile.TemporaryDirectory(prefix="kvbench-job-") as folder,
-            (Path(folder) / "stderr").open("w+b") as stderr,
-        ):
+        with tempfile.TemporaryDirectory(prefix="kvbench-job-") as folder, tempfile.TemporaryFile() as stderr:
             path = Path(folder) / "job.json"
             path.write_text(job.to_json(), encoding="utf-8")
             with self._lock:
@@ -73,7 +62,6 @@ class Children:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=stderr,
-                    text=True,
                     encoding="ascii",
                     errors="replace",
                     cwd=job.cwd if Path(job.cwd).is_dir() else None,
@@ -95,7 +83,9 @@ class Children:
                 self._running.discard(process)
             if not left or self.stopped:
                 return None
-            return Crash(ending(code), _tail(stderr.fileno()), key if key in left else None)
+            stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            tail = stderr.read().decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
+            return Crash(ending(code), tuple(tail), key if key in left else None)
 
     def stop(self) -> None:
         with self._lock:
@@ -123,21 +113,14 @@ def ending(code: int) -> str:
     return f"was ended by signal {-code} ({name}{memory})"
 
 
-def roots() -> list[str]:
-    """The folders that hold kvbench and kvbench_kernels, so that a process imports the same code."""
-    kernels = kvbench_kernels.support.__file__
-    return list(dict.fromkeys(str(Path(f).absolute().parents[1]) for f in (kvbench.__file__, kernels)))
+def python_path() -> str:
+    """PYTHONPATH with the folders of kvbench and kvbench_kernels first, so that a process has this code."""
+    files = (kvbench.__file__, kvbench_kernels.support.__file__)
+    roots = dict.fromkeys(str(Path(file).absolute().parents[1]) for file in files)
+    return os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _variables(job: Job, extra: Mapping[str, str]) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if name not in job.variables}
     own |= {name: value for name, value in job.variables.items() if value is not None}
-    path = [*roots(), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**own, "PYTHONPATH": os.pathsep.join(path), **extra}
-
-
-def _tail(fileno: int) -> tuple[str, ...]:
-    """The last lines of a file."""
-    size = os.fstat(fileno).st_size
-    text = os.pread(fileno, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode("utf-8", "replace")
-    return tuple(text.splitlines()[-_TAIL_LINES:])
+    return {**own, "PYTHONPATH": python_path(), **extra}

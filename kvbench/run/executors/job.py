@@ -62,18 +62,11 @@ class Unit:
 
     jobs: tuple[Job, ...]
 
-    @property
-    def device(self) -> str:
-        return self.jobs[0].device
-
 
 def waves(
     matrix: Matrix, todo: Sequence[Task], data_dir: Path | None, host: Mapping[str, str]
 ) -> list[list[Unit]]:
-    """The work in two waves, baselines first, without empty ones. `with_baselines` completes the second.
-
-    host: the identity in the tasks' keys.
-    """
+    """The work in two waves, baselines first; `with_baselines` completes the second. host: as in the keys."""
     identity = Identities(host, data_dir)
     variables = {name: os.environ.get(name) for name in VARIABLES}
     folder = str(data_dir) if data_dir is not None else None
@@ -121,15 +114,13 @@ def with_baselines(unit: Unit, run_dir: RunDir) -> Unit:
 
 def split_timed(unit: Unit) -> tuple[Unit | None, Unit | None]:
     """(work that may run next to other work, work that is timed and may not); None for an empty part."""
-    parts = []
-    for timed in (False, True):
-        jobs = [
-            replace(job, tasks=tuple(t for t in job.tasks if RUNNERS[t.runner].timed is timed))
-            for job in unit.jobs
-        ]
-        kept = tuple(job for job in jobs if job.tasks)
-        parts.append(Unit(kept) if kept else None)
-    return parts[0], parts[1]
+
+    def part(timed: bool) -> Unit | None:
+        kept = ([t for t in job.tasks if RUNNERS[t.runner].timed is timed] for job in unit.jobs)
+        jobs = [replace(job, tasks=tuple(tasks)) for job, tasks in zip(unit.jobs, kept, strict=True) if tasks]
+        return Unit(tuple(jobs)) if jobs else None
+
+    return part(False), part(True)
 
 
 def failed(

@@ -1,5 +1,4 @@
-"""`--executor ray`: each cell in a fresh process on some machine of a Ray cluster; the driver writes the
-records.
+"""`--executor ray`: each cell in a fresh process of a Ray cluster; the driver writes the records.
 
 Joins the cluster at RAY_ADDRESS, else the one on this machine, else starts a local one for the run. A unit
 (`Unit`) is one Ray task, never retried, on one GPU where the matrix asks for cuda, else on all CPUs of a
@@ -14,7 +13,7 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,11 +25,9 @@ from kvbench.matrix.load import Matrix
 from kvbench.records.record import record_from_dict
 from kvbench.records.run import RunDir
 from kvbench.run.execute import Plan, Watcher
-from kvbench.run.executors.child import Children, Crash, roots
+from kvbench.run.executors.child import Children, Crash, python_path
 from kvbench.run.executors.job import Unit, from_json, waves, with_baselines
 from kvbench.run.executors.local import Reporter
-
-_INSTALL = 'pip install "kvbench[ray]"'
 
 # Ray reads these on import: no usage reports, and a task without a GPU keeps the GPUs that its machine shows.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -57,9 +54,8 @@ def module() -> Any:
     try:
         import ray
     except ImportError:
-        raise UsageError(
-            f"--executor ray needs Ray, which is not installed; install it: {_INSTALL}"
-        ) from None
+        install = 'install it: pip install "kvbench[ray]"'
+        raise UsageError(f"--executor ray needs Ray, which is not installed; {install}") from None
     return ray
 
 
@@ -70,17 +66,12 @@ def measure_unit(jobs: Sequence[str]) -> list[str]:
     """
     children, answers = Children(), []
     for text in jobs:
-        job = from_json(text)
         with tempfile.TemporaryDirectory(prefix="kvbench-ray-") as folder:
             run_dir = RunDir(Path(folder))
             keys: list[str] = []
-            crash = children.run(job, run_dir.path, keys.append)
+            crash = children.run(from_json(text), run_dir.path, keys.append)
             records = [asdict(record) for key in keys if (record := run_dir.read(key))]
-            found = {
-                "environment": host().environment,
-                "records": records,
-                "crash": asdict(crash) if crash else None,
-            }
+            found = {"environment": host().environment, "records": records, "crash": crash and asdict(crash)}
             answers.append(json.dumps(found, ensure_ascii=False))
     return answers
 
@@ -93,7 +84,7 @@ def _do(ray: Any, measure: Any, units: Sequence[Unit], reporter: Reporter) -> No
     has_gpu = any(node.get("GPU", 0) >= 1 for node in nodes)
     pending = {}
     for unit in units:
-        on_gpu = unit.device == "cuda" and has_gpu
+        on_gpu = unit.jobs[0].device == "cuda" and has_gpu
         ask = {"num_gpus": 1, "num_cpus": 1} if on_gpu else {"num_cpus": cpus}
         pending[measure.options(**ask).remote([job.to_json() for job in unit.jobs])] = unit
     while pending:
@@ -118,28 +109,24 @@ def _do(ray: Any, measure: Any, units: Sequence[Unit], reporter: Reporter) -> No
 
 @contextmanager
 def _cluster(ray: Any) -> Iterator[None]:
-    """Connect to a cluster, or start one that ends with the run.
-
-    An existing connection of this process is used.
-    """
+    """A connection to a cluster, to one that ends with the run, or the present one of this process."""
     if ray.is_initialized():
         yield
         return
-    path = os.pathsep.join([*roots(), *filter(None, [os.environ.get("PYTHONPATH")])])
-    options: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": logging.ERROR,
-        "include_dashboard": False,
-        "runtime_env": {"env_vars": {"PYTHONPATH": path}},
-    }
     try:
-        _join(ray, options)
+        _join(ray)
         yield
     finally:
         ray.shutdown()
 
 
-def _join(ray: Any, options: Mapping[str, Any]) -> None:
+def _join(ray: Any) -> None:
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "include_dashboard": False,
+        "runtime_env": {"env_vars": {"PYTHONPATH": python_path()}},
+    }
     address = os.environ.get("RAY_ADDRESS")
     if address and not answers(address):
         raise UsageError(
@@ -159,9 +146,7 @@ def _join(ray: Any, options: Mapping[str, Any]) -> None:
 
 
 def answers(address: str, seconds: float = 5) -> bool:
-    """Whether something listens at `host:port`, which takes Ray minutes to find out; True for other
-    addresses.
-    """
+    """Whether something listens at `host:port` (Ray takes minutes to find out); True for other addresses."""
     host_name, _, port = address.rpartition(":")
     if not host_name or "/" in host_name or not port.isdigit():
         return True

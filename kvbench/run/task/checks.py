@@ -90,9 +90,8 @@ def another_model(model: LoadedFacts, native: LoadedFacts) -> Rejected | None:
             shown = "" if what == "layers" else f" ({other}, not {own})"
             return Rejected(
                 "native_is_another_model",
-                f"The native cells run on {native.name}, whose {what} differ from those of "
-                f"{model.name}{shown}. Name its "
-                "unquantized model: model: {source: ..., native: ...}.",
+                f"The native cells run on {native.name}, whose {what} differ from {model.name}'s{shown}. "
+                "Name its unquantized model: model: {source: ..., native: ...}.",
             )
     return None
 

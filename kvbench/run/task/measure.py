@@ -24,8 +24,7 @@ from kvbench.matrix.resolve import Decision
 from kvbench.matrix.runners import RUNNERS
 from kvbench.models.source import settled_scales, uses_random_weights
 from kvbench.records.record import ERROR, NOT_EVALUATED, OK, REFUSED, Evidence, Record
-from kvbench.run.task.models import Session
-from kvbench.run.task.prepare import Prepared, Progress, prepare
+from kvbench.run.task.prepare import Prepared, Progress, Session, prepare
 from kvbench.runners.context import Measurement
 
 
@@ -48,11 +47,10 @@ def execute(task: Task, session: Session, baseline: Record | None, progress: Pro
         status, error = ERROR, {"type": type(e).__name__, "message": str(e) or type(e).__name__, "tail": tail}
     finally:
         gc.collect()
-    environment = {
-        **session.environment,
-        "threads": torch.get_num_threads(),
-        "load_average": os.getloadavg()[0],
-    }
+    reasons = [measured.partial] if measured.partial else []
+    if uses_random_weights(task.spec) and RUNNERS[task.runner].quality:
+        reasons.append("random weights: plumbing only")
+    now = {"threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
     return Record(
         key=task.key,
         runner=task.runner,
@@ -64,19 +62,12 @@ def execute(task: Task, session: Session, baseline: Record | None, progress: Pro
         evidence=asdict(evidence) if evidence else None,
         samples=measured.samples,
         facts=measured.facts,
-        environment=environment,
-        partial=_partial(task, measured),
+        environment={**session.environment, **now},
+        partial="; ".join(reasons) or None,
         error=error,
         started_at=started,
         seconds=round(time.perf_counter() - clock, 3),
     )
-
-
-def _partial(task: Task, measured: Measurement) -> str | None:
-    reasons = [measured.partial] if measured.partial else []
-    if uses_random_weights(task.spec) and RUNNERS[task.runner].quality:
-        reasons.append("random weights: plumbing only")
-    return "; ".join(reasons) or None
 
 
 def _measure(
@@ -103,9 +94,7 @@ def _evidence(ready: Prepared, session: Session, reads_expected: bool) -> Found:
     tokens = own.computed_tokens, ready.native.computed_tokens
     if not own.engines:
         if reads_expected:
-            raise KvbenchError(
-                "The runner measured without an engine, so its numbers cannot belong to this cell."
-            )
+            raise KvbenchError("The runner measured without an engine, so its numbers cannot be this cell's.")
         own.make(1, own.spec["page_size"])
     examined = session.examiner.examine(own.engines, own.decision, own.spec, reads_expected)
     worst, scales = worst_of(examined, (own.decision.kv_format.resolved, own.decision.weights.resolved))
@@ -124,8 +113,7 @@ def _evidence(ready: Prepared, session: Session, reads_expected: bool) -> Found:
 def evidence_of(
     engine: Any, decision: Decision, spec: Mapping[str, Any], session: Session
 ) -> tuple[Evidence, dict[str, Any]]:
-    """Evidence of one engine outside a matrix, whose work has ended, and its scales as a record's facts have
-    them.
+    """Evidence of one engine outside a matrix, whose work has ended, and its scales as in a record's facts.
 
     decision, spec: what the engine was to be. Raises KvbenchError for values that the format cannot hold.
     """

@@ -2,33 +2,65 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from kvbench.engines import REFERENCE, engine_kind
+from kvbench.engines.protocol import EngineKind, Model
 from kvbench.errors import NotAvailable, UsageError
+from kvbench.evidence.examine import Examiner, examiner_of
 from kvbench.formats.scales import Pairs
 from kvbench.matrix.cells import Task
 from kvbench.matrix.expand import baseline_spec
 from kvbench.matrix.resolve import AUTO, Choice, Decision
 from kvbench.matrix.runners import RUNNERS
-from kvbench.models.source import check_native, config_facts, settled_scales
+from kvbench.models.source import check_native, config_facts, model_key, settled_scales
 from kvbench.records.record import Record
-from kvbench.run.task.checks import (
-    another_model,
-    baseline_missing,
-    no_cuda_device,
-    quality_on_random_weights,
-    require,
-    too_long,
-)
-from kvbench.run.task.models import Session
+from kvbench.run.task import checks
 from kvbench.runners.context import Context
 
 Progress = Callable[[int, int, str], None]
 _NATIVE = Choice("native", "native", "baseline")
+
+
+@dataclass
+class Session:
+    """What the tasks of one run share. At most two models are loaded: a cell's, and its native one beside it.
+
+    environment: that of `kvbench.machine.host.host()`. engine: a name of `kvbench.engines.ENGINES`.
+    """
+
+    data_dir: Path | None
+    environment: Mapping[str, Any]
+    engine: str = REFERENCE
+    _models: dict[str, Model] = field(default_factory=dict)
+
+    @cached_property
+    def kind(self) -> EngineKind:
+        return engine_kind(self.engine)
+
+    @cached_property
+    def examiner(self) -> Examiner:
+        return examiner_of(self.kind)
+
+    def model(
+        self, spec: Mapping[str, Any], beside: Mapping[str, Any] | None = None, alone: bool = False
+    ) -> Any:
+        """The cell's model. beside: the spec of one that stays loaded; alone: none stays, to count bytes."""
+        key = model_key(spec)
+        if key not in self._models or alone:
+            keep = {key} if beside is None else {key, model_key(beside)}
+            self._models = {k: m for k, m in self._models.items() if k in keep}
+            gc.collect()
+        if key not in self._models:
+            self._models[key] = self.kind.load(spec)
+        return self._models[key]
 
 
 @dataclass
@@ -44,9 +76,8 @@ class Arm:
     def make(self, sequences: int = 1, tokens: int | None = None) -> Any:
         """A fresh engine; tokens: of a sequence, the cell's prefill chunk by default."""
         tokens = self.spec["prefill_chunk"] if tokens is None else tokens
-        made = self.session.kind.make(
-            self.model(), self.decision, self.spec, sequences=sequences, tokens=tokens
-        )
+        kind = self.session.kind
+        made = kind.make(self.model(), self.decision, self.spec, sequences=sequences, tokens=tokens)
         self.engines.append(made)
         return made
 
@@ -57,36 +88,34 @@ class Arm:
 
 @dataclass(frozen=True)
 class Prepared:
-    """own: the measured engines; native: those of the baseline beside them; emulator: of the cell's model
-    over a native cache.
-
-    scales: the static scales that the cell asks for, a layer each.
-    """
-
     context: Context
-    own: Arm
-    native: Arm
-    emulator: Arm
-    scales: Pairs
+    own: Arm  # the measured engines
+    native: Arm  # those of the baseline beside them
+    emulator: Arm  # the cell's model over a native cache
+    scales: Pairs  # the static scales that the cell asks for, a layer each
 
 
 def prepare(task: Task, session: Session, baseline: Record | None, progress: Progress) -> Prepared:
     """Raises Refused or NotAvailable for a task that may not run (`kvbench.run.task.checks`)."""
     spec = task.spec
     check_native(spec)
-    require(quality_on_random_weights(task), baseline_missing(task, baseline))
+    checks.require(checks.quality_on_random_weights(task), checks.baseline_missing(task, baseline))
     require_device(spec, session.environment)
-    _check_before_loading(task)
+    try:
+        facts = config_facts(spec)
+    except (NotAvailable, UsageError):
+        pass  # loading the model shows its positions, or why it cannot be loaded
+    else:
+        checks.require(checks.too_long(task, facts))
     model = session.model(spec, alone=not RUNNERS[task.runner].beside)
     decision = session.kind.decide(spec, model.facts)
     scales = settled_scales(spec, model.facts)
-    require(too_long(task, model.facts))
-
+    checks.require(checks.too_long(task, model.facts))
     native_spec = baseline_spec(spec)
 
     def native_model() -> Any:
         beside = session.model(native_spec, beside=spec)
-        require(another_model(model, beside))
+        checks.require(checks.another_model(model, beside))
         return beside
 
     own = Arm(session, decision, spec, lambda: model)
@@ -109,23 +138,14 @@ def prepare(task: Task, session: Session, baseline: Record | None, progress: Pro
 
 def require_device(spec: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
     """Raises Refused for device: cuda on a machine without it."""
-    require(no_cuda_device(spec, torch.cuda.is_available(), environment.get("device_reason")))
-
-
-def _check_before_loading(task: Task) -> None:
-    """Refuses a context that is too long before any weight is loaded, where the config is known here."""
-    try:
-        facts = config_facts(task.spec)
-    except (NotAvailable, UsageError):
-        return  # loading the model shows its positions, or why it cannot be loaded
-    require(too_long(task, facts))
+    why = environment.get("device_reason")
+    checks.require(checks.no_cuda_device(spec, torch.cuda.is_available(), why))
 
 
 def native_of(decision: Decision) -> Decision:
     """The same decision with native KV and native weights: what a baseline runs on."""
-    return replace(
-        decision, kv_format=_NATIVE, weights=_NATIVE, gemm=Choice(AUTO, "native", "native_weights")
-    )
+    gemm = Choice(AUTO, "native", "native_weights")
+    return replace(decision, kv_format=_NATIVE, weights=_NATIVE, gemm=gemm)
 
 
 def emulator_of(decision: Decision, spec: Mapping[str, Any]) -> tuple[Decision, dict[str, Any]]:
