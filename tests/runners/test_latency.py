@@ -167,7 +167,7 @@ def test_a21_t4_a_wall_clock_that_is_set_back_changes_nothing(backwards):
         assert inspect.signature(function).parameters["clock"].default is time.perf_counter
 
 
-def test_a20_ttft_is_outside_itl_and_every_sample_is_kept():
+def test_a20_t1_ttft_is_outside_itl_and_every_sample_is_kept():
     timing = timed([0.2] + [0.1] * 8, 9)  # T1: one gap fewer than tokens
     assert (timing.ttft_ms, timing.itl_ms) == (pytest.approx(200.0), pytest.approx([100.0] * 8))
     timing = timed([0.2], 1)  # T3: no ITL
