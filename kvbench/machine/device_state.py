@@ -199,7 +199,7 @@ class DeviceState:
             return {"quota_us": None, "quota_periods": None}
 
     def _steal(self) -> dict[str, int | None]:
-        """Stolen ticks of all CPUs: the eighth number of /proc/stat, and the sum of eight (guests included)."""
+        """Stolen ticks of all CPUs, the eighth number of /proc/stat, and the sum of eight (with guests)."""
         try:
             with (self._proc / "stat").open(encoding="ascii") as f:
                 name, *ticks = f.readline().split()

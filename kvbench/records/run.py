@@ -130,7 +130,7 @@ class Manifest:
 
 
 def manifest_from_dict(data: Any, path: Path | str = "run.json") -> Manifest:
-    """A manifest from the data of `run.json`. Raises UsageError for another schema or parts that do not fit."""
+    """A manifest from the data of `run.json`. Raises UsageError for another schema, or damaged parts."""
     try:
         return _manifest(data)
     except _Damaged as e:
