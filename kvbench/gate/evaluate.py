@@ -31,7 +31,7 @@ from kvbench.gate.precision import precision
 from kvbench.gate.shards import exit_code_of as exit_code_of_shard
 from kvbench.gate.shards import judged as of_one_shard
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, Outcome, Verdict, exit_code_of
-from kvbench.matrix.values import text
+from kvbench.matrix.cells import text
 from kvbench.metrics.collect import METRICS, Row
 from kvbench.records.record import Record
 from kvbench.records.run import Run
