@@ -1,7 +1,5 @@
 """FP8 block quantization in torch: the exact bytes, tails of dimensions, and which way a scale goes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Exact values of the KV quantizers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

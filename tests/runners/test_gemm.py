@@ -239,7 +239,7 @@ def test_calls_go_over_as_many_layers_as_fill_the_l2_four_times(sizes, l2, layer
 def test_the_fact_names_what_was_cold(stored, model, words):
     found = [gemm.warmth(held, 100) for held in (0, 100, 101, 399, 400)]
     assert found == ["warm", "warm", "partly cold", "partly cold", "cold"]
-    text = str(gemm.Turn(10, 36, stored, 2 * stored, L2, model))
+    text = gemm.turn(10, 36, stored, 2 * stored, L2, model)
     assert text.startswith("CUDA events over 10 of 36 layers in turn, L2 62,914,560 B: weights ")
     assert re.search(words, text)
     assert ("the model's" in text) == (stored <= L2)

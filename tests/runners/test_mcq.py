@@ -1,7 +1,5 @@
 """Multiple choice through real engines on a tiny model: scores, shared prefixes, denominators, truncation."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
