@@ -13,9 +13,8 @@ from typing import Any
 
 from kvbench.errors import NotAvailable, Refused, UsageError
 from kvbench.files import content_hash, file_sha256, read_json
-from kvbench.formats.checkpoint_scales import Stored, check_scheme, stored_scales
+from kvbench.formats.checkpoint_scales import FETCH_AGAIN, Stored, check_scheme, stored_scales
 from kvbench.formats.fp8_checkpoint import Fp8Config, fp8_config, not_native
-from kvbench.formats.safetensors_header import FETCH_AGAIN
 from kvbench.formats.scales import CALIBRATED, Scale, check_model, from_checkpoint, settle
 from kvbench.models.attention_facts import ModelFacts, facts_from_config, sizes_of
 from kvbench.models.catalog import ALIASES, CONFIGS
