@@ -1,8 +1,6 @@
 """Greedy tokens compared with the baseline's, along the native history (teacher-forced) and along the cell's
 own (free-running): first divergence, its margin, the noise floor, length."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The metrics that the files of this package declare, and their values for the records of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module

@@ -1,8 +1,6 @@
 """Lines through the ITL of cells that differ in their context alone: what a token of context costs, and where
 a format pays."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from math import inf

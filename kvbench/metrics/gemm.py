@@ -1,8 +1,6 @@
 """Products of the linear layers compared with float64 products on the dequantized weight: the worst case by
 path and number of rows, and which path took which rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Any

@@ -7,8 +7,6 @@ quarter of native's useful tokens. Texts that diverge at a near-tie often start 
 by a factor of two, but not by four. Prompts where native ends at once are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median_low

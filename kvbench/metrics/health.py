@@ -2,8 +2,6 @@
 the mean beside it, so that one bad layer is not averaged away.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import inf

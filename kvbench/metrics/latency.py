@@ -1,8 +1,6 @@
 """TTFT and ITL as serving benchmarks define them (ITL is the gap between tokens of one sequence, without
 TTFT), rates, and ratios over interleaved pairs of requests (A B B A)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf

@@ -2,8 +2,6 @@
 intervals and the exact McNemar test on paired questions.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

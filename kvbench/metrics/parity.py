@@ -1,8 +1,6 @@
 """Decode compared with FP32 attention over the dequantized tensors, computed independently of the engine.
 Always the worst case, so that two bad cases cannot vanish in a mean."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -3,8 +3,6 @@ first token of a chunk is not scored. `rows512`: the same within each row. `llam
 chunk is scored, as in llama.cpp. KLD is from the native distribution to the candidate's, over the full
 vocabulary."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

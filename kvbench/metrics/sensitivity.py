@@ -2,8 +2,6 @@
 effect of keeping the suggested layers native.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from math import inf
 from statistics import fmean

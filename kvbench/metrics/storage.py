@@ -2,8 +2,6 @@
 with the formulas of docs/formats.md and with the baseline.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from math import inf

@@ -2,8 +2,6 @@
 direction, by a clock around synchronised copies.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import partial

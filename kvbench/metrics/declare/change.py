@@ -5,8 +5,6 @@ rates     independent repeats (Welch)
 shares    item by item, clustered by owner
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 A unit's name is written in CSV, JSON and gates, so it never changes.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from math import inf

@@ -1,7 +1,5 @@
 """Values as a file of this package yields them, and the rule on which two records may be compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
