@@ -134,9 +134,7 @@ def dequantize(codes: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tenso
             raise ValueError(f"Codes in {codes.dtype} need their scale to be dequantized; none was given.")
         return codes.to(dtype)
     if scale.numel() > 1 and scale.shape != codes.shape[:-1]:
-        raise ValueError(
-            f"Scales {list(scale.shape)} do not fit codes {list(codes.shape)}; give one a row."
-        )
+        raise ValueError(f"Scales {list(scale.shape)} do not fit codes {list(codes.shape)}; give one a row.")
     values = e4m3_to_float(codes) if codes.dtype == torch.float8_e4m3fn else codes.float()
     per_row = scale.float().reshape(() if scale.numel() == 1 else (*scale.shape, 1))
     return (values * per_row).to(dtype)
