@@ -32,7 +32,7 @@ from torch import Tensor
 from benchmarks.attention import copy_bandwidth
 from kvbench_kernels.gemm.skinny_config import Tiling
 from kvbench_kernels.gemm.skinny_linear import skinny_linear_many
-from kvbench_kernels.splits import splits_used
+from kvbench_kernels.splitk import splits_used
 
 COLD_BYTES = 240e6
 PASS_BYTES = 960e6  # weights read by one replay

@@ -1,10 +1,9 @@
-"""Products whose CTAs share a tile along K: who comes last adds the parts. And programmatic dependent launch,
-where it is.
-"""
+"""Products whose CTAs share a tile along K, and programmatic dependent launch."""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Protocol
 
 import torch
 import triton
@@ -13,6 +12,21 @@ from torch import Tensor
 
 _MAX_TILES = 65536
 _tickets: dict[torch.device, Tensor] = {}
+
+
+class SplitTiling(Protocol):
+    """Columns of a step along K, and the most CTAs that share a tile."""
+
+    @property
+    def block_k(self) -> int: ...
+    @property
+    def splits(self) -> int: ...
+
+
+def splits_used(tiling: SplitTiling, k: int) -> int:
+    """Non-empty splits along K columns, at most tiling.splits: 5 steps in 4 splits of 2 need 3."""
+    steps = -(-k // tiling.block_k)
+    return -(-steps // -(-steps // tiling.splits))
 
 
 @triton.jit
@@ -25,11 +39,19 @@ def is_last(tickets, tile, splits):  # type: ignore
     return last
 
 
+def shared_tiles(out: Tensor, tiles: int, splits: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Memory for the float32 parts of `tiles` tiles and their tickets; `out` twice for a single split."""
+    if splits == 1:
+        return out, out
+    parts = torch.empty((tiles, splits, rows, columns), dtype=torch.float32, device=out.device)
+    return parts, tickets_of(out.device, tiles)
+
+
 def tickets_of(device: torch.device, tiles: int) -> Tensor:
-    """One int32 zero a tile, made once a device and left at zero by every launch.
+    """One int32 zero a tile, allocated once a device; every launch leaves it at zero.
 
     Calls on one device must be on one stream at a time. Raises ValueError for more than 65,536 tiles,
-    RuntimeError where the first call of a device is being captured.
+    RuntimeError if the first call on a device is being captured.
     """
     if tiles > _MAX_TILES:
         raise ValueError(f"{tiles} tiles cannot be split along K; at most {_MAX_TILES}. Use splits=1.")
@@ -42,5 +64,11 @@ def tickets_of(device: torch.device, tiles: int) -> Tensor:
 
 @cache
 def has_pdl(device: torch.device) -> bool:
-    """Whether kernels can be launched before those in front have ended."""
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    """Whether kernels can start before the previous ones have ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; 3 in the interpreter, so that programs walk through several tiles there."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 3

@@ -1,4 +1,4 @@
-"""What the paged attention kernels can do, and what they must know of a KV format. No torch, no triton."""
+"""What the kernels support, and how a KV format is stored. Imports neither torch nor triton."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ GEMMS = ("auto", "reference", "w8a16", "w8a8")
 
 @dataclass(frozen=True, eq=False)
 class StoredFormat:
-    """How a KV format lies in pages. There is one object per format, so two are equal only if they are the
-    same.
+    """How a KV format lies in pages. Each format has one object, and two objects are never equal.
 
-    payload_dtype: "int8", "float8_e4m3fn", or None for the model's own dtype. scale_granularity: "none",
-    "tensor" (one given scale for K and one for V) or "token-head" (one stored per token and KV head).
-    scale_dtype: dtype name of a scale, or None. backends: whose code writes the format ("torch", "triton").
-    Reading needs no code of its own: a value is code * scale.
+    payload_dtype: "int8", "float8_e4m3fn", or None for the model's dtype. scale_granularity: "none", "tensor"
+    (one given scale each for K and V) or "token-head" (one stored per token and KV head). scale_dtype: dtype
+    name of a scale, or None. backends: which ones write the format ("torch", "triton"); a value is code *
+    scale, so all of them read it.
     """
 
     name: str
@@ -42,12 +41,12 @@ class StoredFormat:
 
 @dataclass(frozen=True)
 class Accepted:
-    """The answer of `supports` where the kernels can do it."""
+    """The kernels can do it."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """The answer where they cannot. reason: a stable word; sentence: the same for a person."""
+    """The kernels cannot do it. reason: a stable word; sentence: the explanation for a person."""
 
     reason: str
     sentence: str
@@ -55,11 +54,10 @@ class Rejected:
 
 @dataclass(frozen=True)
 class AttentionNeeds:
-    """What one attention layer asks of the kernels.
+    """What one attention layer needs.
 
-    dtype: of the queries ("float16", "bfloat16" or "float32"); native pages have it too. device: "cuda" or
-    "cpu". interpreter: whether Triton's interpreter runs the kernels, which needs no GPU and measures no
-    speed.
+    dtype: one of `DTYPES`, of the queries and of native pages. device: "cuda" or "cpu". interpreter: whether
+    Triton's interpreter runs the kernels.
     """
 
     fmt: StoredFormat
@@ -77,37 +75,52 @@ class AttentionNeeds:
 
 
 def interpreting() -> bool:
-    """Whether Triton's interpreter runs this process's kernels, by the variable that Triton reads."""
+    """Whether Triton's interpreter runs the kernels of this process (TRITON_INTERPRET)."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "y", "yes")
 
 
 def supports(needs: AttentionNeeds) -> Accepted | Rejected:
-    """Whether the kernels can write, decode and prefill this layer; if not, the first reason why."""
+    """Whether the kernels can write, decode and prefill this layer; if not, the first reason."""
     if needs.device != "cuda" and not needs.interpreter:
         return Rejected("no_gpu", NO_GPU.format(needs.device))
     if "triton" not in needs.fmt.backends:
         return Rejected("kv_format", f"No Triton kernel writes KV format {needs.fmt.name!r}; use torch.")
     if needs.dtype not in DTYPES:
-        return _rejected("dtype", "query dtype", needs.dtype, ", ".join(DTYPES))
+        return _no("dtype", f"query dtype {needs.dtype}", ", ".join(DTYPES))
     if needs.kv_heads < 1 or needs.q_heads < 1 or needs.q_heads % needs.kv_heads:
         return Rejected(
             "heads_do_not_divide",
             f"{needs.q_heads} query heads on {needs.kv_heads} KV heads: the query heads must be a multiple "
-            "of the "
-            f"KV heads; check the model's config.",
+            "of the KV heads; check the model's config.",
         )
-    for name, dim in (("head_dim", needs.head_dim), ("value_dim", needs.value_dim)):
-        if dim not in HEAD_DIMS:
-            return _rejected(name, name, str(dim), "multiples of 16 from 16 to 256")
-    if needs.page_size not in PAGE_SIZES:
-        sizes = ", ".join(map(str, PAGE_SIZES))
-        return _rejected("page_size", "page size", f"{needs.page_size} tokens", sizes)
-    if needs.sliding_window is not None and needs.sliding_window < 1:
-        return _rejected("sliding_window", "sliding window", f"{needs.sliding_window} tokens", "1 and more")
-    if needs.softcap is not None and not needs.softcap > 0:
-        return _rejected("softcap", "soft-cap", str(needs.softcap), "numbers above 0")
+    dims, window, cap = "multiples of 16 from 16 to 256", needs.sliding_window, needs.softcap
+    for reason, found, fits, accepted in (
+        ("head_dim", f"head_dim {needs.head_dim}", needs.head_dim in HEAD_DIMS, dims),
+        ("value_dim", f"value_dim {needs.value_dim}", needs.value_dim in HEAD_DIMS, dims),
+        ("page_size", f"page size {needs.page_size} tokens", needs.page_size in PAGE_SIZES, "16, 32, 64"),
+        ("sliding_window", f"sliding window {window} tokens", window is None or window >= 1, "1 and more"),
+        ("softcap", f"soft-cap {cap}", cap is None or cap > 0, "numbers above 0"),
+    ):
+        if not fits:
+            return _no(reason, found, accepted)
     return Accepted()
 
 
-def _rejected(reason: str, what: str, value: str, accepted: str) -> Rejected:
-    return Rejected(reason, f"The Triton kernels have no {what} {value}; they take {accepted}.")
+def _no(reason: str, found: str, accepted: str) -> Rejected:
+    return Rejected(reason, f"The Triton kernels have no {found}; they take {accepted}.")
+
+
+def supports_product(
+    name: str, m: int, n: int, k: int, dtype: str, dtypes: tuple[str, ...], rows: int, multiple: int
+) -> Accepted | Rejected:
+    """Whether the product `name` takes x [m, k] and a weight [n, k].
+
+    dtypes: the accepted ones. rows: the largest m, 0 for any. multiple: what K must be a multiple of.
+    """
+    if dtype not in dtypes:
+        return Rejected("dtype", f"dtype {dtype} has no {name} product; it takes {', '.join(dtypes)}.")
+    if m < 1 or (rows and m > rows):
+        return Rejected("rows", f"{m} rows of x are outside {f'1 to {rows}' if rows else '1 and more'}.")
+    if n < 1 or k < 1 or k % multiple:
+        return Rejected("shape", f"A weight of {n} x {k} does not fit: K must be a multiple of {multiple}.")
+    return Accepted()

@@ -17,9 +17,8 @@ from functools import cached_property
 from typing import Any
 
 from kvbench.files import content_hash
-from kvbench.matrix.cells import CELL_KEYS, MODEL_NAMES, Cell, Task
+from kvbench.matrix.cells import CELL_KEYS, MODEL_NAMES, Cell, Task, text
 from kvbench.matrix.runners import RUNNERS
-from kvbench.matrix.values import text
 from kvbench.metrics.collect import READERS, Row, derive, problem
 from kvbench.records.record import Record
 from kvbench.records.run import Run

@@ -1,4 +1,4 @@
-"""KV cache scales in a checkpoint's own files: their names, their format and their values. No torch here.
+"""Headers of safetensors files, and the KV cache scales in a checkpoint's own files. No torch here.
 
 Exporters write one number per layer and side. It is for E4M3, amax / 448, unless the config's
 `kv_cache_scheme` names another format.
@@ -6,6 +6,7 @@ Exporters write one number per layer and side. It is for E4M3, amax / 448, unles
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import struct
@@ -15,12 +16,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import Refused
+from kvbench.errors import Refused, UsageError
 from kvbench.formats.kv import LARGEST, SMALLEST
-from kvbench.formats.safetensors_header import FETCH_AGAIN, Header, read_headers
 
 SCHEME = "kv_cache_scheme"
 UNUSABLE = "checkpoint_scale_unusable"
+FETCH_AGAIN = "fetch the checkpoint again, or export it again"
 
 # Prefixes of `layers.N.` in the language model. Layers under another prefix belong to another tower
 # (vision_tower., draft.).
@@ -73,9 +74,46 @@ _CACHE_ONLY: dict[str, tuple[Any, ...]] = {
     "sparsity_config": ({}, None),
     "transform_config": ({}, None),
 }
-_CACHE_ONLY_IGNORED = frozenset(
-    {SCHEME, "format", "ignore", "quantization_status", "global_compression_ratio", "version"}
+_CACHE_ONLY_IGNORED = dict.fromkeys(
+    (SCHEME, "format", "ignore", "quantization_status", "global_compression_ratio", "version")
 )
+
+
+@dataclass(frozen=True)
+class Header:
+    """One tensor: its dtype as safetensors writes it ("BF16"), and its bytes in `file`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    end: int
+
+    def content(self) -> bytes:
+        with self.file.open("rb") as file:
+            file.seek(self.start)
+            return file.read(self.end - self.start)
+
+
+def read_headers(files: Sequence[Path]) -> dict[str, Header]:
+    """Tensors by name. Raises UsageError for an incomplete file."""
+    found: dict[str, Header] = {}
+    for path in files:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            try:
+                header = json.loads(file.read(length) if length < size else b"")
+                header.pop("__metadata__", None)
+                for key, entry in header.items():
+                    start, end = (8 + length + at for at in entry["data_offsets"])
+                    found[key] = Header(entry["dtype"], tuple(entry["shape"]), path, start, end)
+                last = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+                last = -1
+        if 8 + length + last != size:
+            raise UsageError(f"{path} is not a complete safetensors file; {FETCH_AGAIN}.")
+    return found
 
 
 @dataclass(frozen=True)
@@ -110,17 +148,12 @@ def of_other_tower(name: str) -> bool:
 def stored_scales(files: Sequence[Path], layers: int) -> dict[tuple[int, str], StoredScale]:
     """The scales in safetensors files for the first `layers` layers; those of other towers are ignored.
 
-    Raises Refused, naming tensor and file, for an unusable value, for two that differ, and for a K or V scale
-    under a name that is not read, since the default of 1.0 would replace it.
+    Raises Refused for an unusable value, for two that differ, and for a K or V scale under an unknown name.
     """
     found: dict[tuple[int, str], StoredScale] = {}
     headers = read_headers(files)
-    strange = sorted(
-        name
-        for name in headers
-        if of_cache(name) and not (part_of(name) or _OF_OTHERS.search(name) or of_other_tower(name))
-    )
-    if strange:
+    unread = [name for name in headers if of_cache(name) and not part_of(name)]
+    if strange := sorted(n for n in unread if not (_OF_OTHERS.search(n) or of_other_tower(n))):
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         raise Refused(
             UNUSABLE,
@@ -150,9 +183,8 @@ def stored_scales(files: Sequence[Path], layers: int) -> dict[tuple[int, str], S
 def _value(name: str, header: Header) -> float:
     where = f"The tensor {name} of {header.file.name}"
     if header.dtype not in _VALUE:
-        raise Refused(
-            UNUSABLE, f"{where} is {header.dtype}, expected one of {', '.join(_VALUE)}; {FETCH_AGAIN}."
-        )
+        expected = f"expected one of {', '.join(_VALUE)}"
+        raise Refused(UNUSABLE, f"{where} is {header.dtype}, {expected}; {FETCH_AGAIN}.")
     if prod(header.shape) != 1:
         raise Refused(
             UNUSABLE,
@@ -162,15 +194,13 @@ def _value(name: str, header: Header) -> float:
     value = _VALUE[header.dtype](header.content())
     if SMALLEST <= value <= LARGEST:
         return value
+    expected = "expected a finite number above 0"
     if math.isfinite(value) and value > 0:
-        expected = f", expected a number that float32 holds, {SMALLEST:.3g} to {LARGEST:.3g}"
-    else:
-        unset = ", which engines write for a scale that was never set" if value == -1 else ""
-        expected = f"{unset}, expected a finite number above 0"
-    raise Refused(
-        UNUSABLE,
-        f"{where} holds {value:.6g}{expected}. Export the checkpoint again, or give scales in the matrix.",
-    )
+        expected = f"expected a number that float32 holds, {SMALLEST:.3g} to {LARGEST:.3g}"
+    elif value == -1:
+        expected = f"which engines write for a scale that was never set, {expected}"
+    again = "Export the checkpoint again, or give scales in the matrix."
+    raise Refused(UNUSABLE, f"{where} holds {value:.6g}, {expected}. {again}")
 
 
 def _e4m3(byte: int) -> float:
@@ -184,10 +214,9 @@ def cache_only(config: Mapping[str, Any]) -> bool:
     """Whether a `quantization_config` quantizes only the cache, so that the weights are native."""
     if config.get(SCHEME) is None:
         return False
-    known = {*_CACHE_ONLY, *_CACHE_ONLY_IGNORED}
-    return all(
-        any(config.get(key) == one for one in accepted) for key, accepted in _CACHE_ONLY.items()
-    ) and not any(value is not None for key, value in config.items() if key not in known)
+    if any(config.get(key) not in accepted for key, accepted in _CACHE_ONLY.items()):
+        return False
+    return all(value is None for key, value in config.items() if key not in _CACHE_ONLY | _CACHE_ONLY_IGNORED)
 
 
 def check_scheme(config: Mapping[str, Any], fmt: str, name: str) -> None:
@@ -207,16 +236,15 @@ def check_scheme(config: Mapping[str, Any], fmt: str, name: str) -> None:
 
 
 def _check_known(scheme: Any, name: str) -> None:
-    given = scheme if isinstance(scheme, Mapping) else {}
-    wrong = [
-        (key, given.get(key), accepted)
-        for key, accepted in _SCHEME.items()
-        if not any(given.get(key) == one and type(given.get(key)) is type(one) for one in accepted)
-    ]
-    known = {*_SCHEME, *_SCHEME_IGNORED}
-    wrong += [(key, value, (None,)) for key, value in given.items() if key not in known and value is not None]
-    if wrong or not isinstance(scheme, Mapping):
-        key, value, accepted = wrong[0] if isinstance(scheme, Mapping) else (SCHEME, scheme, ("a mapping",))
+    given: Mapping[str, Any] = {SCHEME: scheme}
+    rules: dict[str, tuple[Any, ...]] = {SCHEME: ("a mapping",)}
+    if isinstance(scheme, Mapping):
+        unknown = [key for key in scheme if key not in {*_SCHEME, *_SCHEME_IGNORED}]
+        given, rules = scheme, {**_SCHEME, **dict.fromkeys(unknown, (None,))}
+    for key, accepted in rules.items():
+        value = given.get(key)
+        if any(value == one and type(value) is type(one) for one in accepted):
+            continue
         expected = " or ".join("no value" if one is None else str(one) for one in accepted)
         raise Refused(
             "kv_cache_scheme_unsupported",

@@ -49,10 +49,7 @@ _LISTS = (SKIPPED, "ignored_layers")
 
 @dataclass(frozen=True)
 class Fp8Config:
-    """FP8 E4M3FN weights with one scale per 128x128 block, and activations quantized at run time.
-
-    skipped: the modules that stay native. ue8m0: scales are powers of two, in one byte or in float32.
-    """
+    """FP8 E4M3FN weights in 128x128 blocks. skipped: native modules. ue8m0: scales are powers of two."""
 
     skipped: tuple[str, ...] = ()
     ue8m0: bool = False
@@ -69,10 +66,8 @@ class Fp8Config:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether `pattern` names the module, a module around it, or its last components; whole components only.
-
-    transformers also takes a pattern as a regular expression and as the last letters of a name. Where that
-    differs, the dtypes in the files disagree with the config as it is read here, which is an error.
+    """Whether `pattern` names the module, a module around it, or its last whole components. transformers
+    reads a pattern in more ways; where that differs, the dtypes in the files disagree, which is an error.
     """
     pairs = [(pattern, name), (pattern.removeprefix("model."), name.removeprefix("model."))]
     return name.endswith("." + pattern) or any(n == p or n.startswith(p + ".") for p, n in pairs)
@@ -100,9 +95,7 @@ def fp8_config(config: Mapping[str, Any], name: str) -> Fp8Config | None:
     if cache_only(given):
         return None
     for key, accepted in _ACCEPTED.items():
-        value = given.get(key)
-        if isinstance(value, tuple):
-            value = list(value)
+        value = list(given[key]) if isinstance(given.get(key), tuple) else given.get(key)
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted):
             shown = " or ".join("no value" if one is None else str(one) for one in accepted)
             raise _refused(name, key, value, shown, _WHY.get(key, ""))
@@ -153,9 +146,8 @@ def converted_modules(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(the linear layers that the checkpoint holds as FP8, in order; warnings as sentences).
 
-    linears: dotted names of the plain linear layers; names: of all modules, parameters and buffers. head: the
-    output layer, None where it is tied to the embedding and so native. stored: modules with an FP8 weight in
-    the files. Only the head looks there: most checkpoints keep it native whether they list it or not.
+    linears, names: of the linear layers, and of all modules. head: the output layer, None where it is tied.
+    stored: modules with an FP8 weight in the files, which decide for the head: few checkpoints list it.
     """
     converted = tuple(name for name in linears if not config.skips(name) and (name != head or name in stored))
     warnings = tuple(

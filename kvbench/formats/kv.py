@@ -42,10 +42,7 @@ PAYLOADS: dict[str, Payload] = {
 
 @dataclass(frozen=True)
 class KnownRow:
-    """A row that was quantized by hand: the evidence holds the reference quantizer to it.
-
-    given: the static scale, or None. scale: the scale that is stored per row, or None.
-    """
+    """A row quantized by hand, for the reference quantizer. given: the static scale; scale: stored."""
 
     values: tuple[float, ...]
     codes: tuple[float, ...]
@@ -57,8 +54,7 @@ class KnownRow:
 class KVFormat(StoredFormat):
     """How one element of K or V is stored. No field has a default: a new format must state each.
 
-    scale_margin: how many times amax / qmax a stored scale per row may be, before it is rounded up to the
-    smallest number of its dtype; None without such scales. summary: one line for a person.
+    scale_margin: how many times amax / qmax a stored scale per row may be, before it is rounded up.
     """
 
     scale_margin: float | None
@@ -153,12 +149,8 @@ def error_bound(payload_dtype: str | None) -> str:
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How the weight [N, K] of a linear layer is stored; norms, embeddings and biases keep the engine's
-    dtype.
-
-    payload_dtype: storage dtype name, or None for the engine's own dtype (`native`). scale_dtype: of the
-    scales that quantizing makes (a checkpoint may store narrower ones). block: rows and columns that share a
-    scale.
+    """How the weight [N, K] of a linear layer is stored. payload_dtype: None for the engine's own dtype;
+    scale_dtype: of the scales that quantizing makes; block: rows and columns that share a scale.
     """
 
     name: str
@@ -197,10 +189,7 @@ class StoredBytes:
 def weight_bytes(
     fmt: WeightFormat, n: int, k: int, native_dtype: str, scale_dtype: str = "float32"
 ) -> StoredBytes:
-    """Exact bytes of a weight [n, k]. A block at the end of a dimension costs a whole scale, however small.
-
-    scale_dtype: of the stored scales; a checkpoint may hold bfloat16 or float16 ones.
-    """
+    """Exact bytes of a weight [n, k]; a block that a dimension cuts costs a whole scale."""
     payload = n * k * DTYPE_BYTES[fmt.payload_dtype or native_dtype]
     if fmt.block is None:
         return StoredBytes(payload, 0)
@@ -218,11 +207,7 @@ class KVShape:
 
 
 def kv_bytes(fmt: KVFormat, shape: KVShape, tokens: int, native_dtype: str) -> StoredBytes:
-    """Exact bytes of `tokens` token slots of one layer (K and V together).
-
-    For one page of 16 tokens, 8 heads of 128: int8_sym 33,280 B against 65,536 B native 16-bit (0.5078125).
-    A per-tensor scale costs two scale elements a layer, however many tokens there are.
-    """
+    """Exact bytes of `tokens` token slots of one layer; a per-tensor scale is two elements a layer."""
     elements = tokens * shape.kv_heads * (shape.head_dim + shape.value_dim)
     scales = 2 * tokens * shape.kv_heads if fmt.scale_per_row else 2
     return StoredBytes(elements * fmt.payload_bytes(native_dtype), scales * fmt.scale_bytes)
@@ -242,10 +227,8 @@ def page_bytes(fmt: KVFormat, shape: KVShape, page_size: int, native_dtype: str)
 def get_max_kv_blocks(
     budget_bytes: int, fmt: KVFormat, shapes: Sequence[KVShape], page_size: int, native_dtype: str
 ) -> int:
-    """Pages that a budget holds, in all layers and with every scale counted; 0 when not one fits.
-
-    shapes: one a layer. Raises UsageError for a model without layers, a page without tokens or an unknown
-    dtype.
+    """Pages that a budget holds, in all layers and with every scale counted. shapes: one a layer. Raises
+    UsageError for a model without layers, a page without tokens or an unknown dtype.
     """
     if not shapes or page_size < 1:
         raise UsageError(

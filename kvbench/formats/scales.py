@@ -2,8 +2,7 @@
 
 In a matrix `scale` may name a file that `kvbench calibrate` wrote, or one in the form that engines publish.
 Its content replaces the name in the cell, {"k": [one per layer], "v": [...], "calibrated" or "file": its
-origin}, so that it is part of every key of the cell. The words of `WORDS` stay: the model's digest covers the
-checkpoint's own files.
+origin}.
 """
 
 from __future__ import annotations
@@ -59,17 +58,12 @@ FACTS: dict[str, type] = {
 def read(path: Path) -> dict[str, Any]:
     """The value of `scale` that a file holds. Raises UsageError, with its name, for an invalid file."""
     if wrong := _path_fault(path):
-        raise UsageError(
-            f"the scale file {path} {wrong}; its path is relative to the matrix file. kvbench calibrate "
-            "writes one."
-        )
-    data = read_json(path, "run kvbench calibrate again", unique=True)
+        how = "its path is relative to the matrix file. kvbench calibrate writes one"
+        raise UsageError(f"the scale file {path} {wrong}; {how}.")
+    data = read_json(path, again := "run kvbench calibrate again", unique=True)
     published = isinstance(data, dict) and "kv_cache" in data
-    wrong = _published_fault(data) if published else _fault(data)
-    if wrong:
-        raise UsageError(
-            f"the scale file {path} {wrong}{'' if published else '; run kvbench calibrate again'}."
-        )
+    if wrong := _published_fault(data) if published else _fault(data):
+        raise UsageError(f"the scale file {path} {wrong}{'' if published else f'; {again}'}.")
     facts = {"file": path.name, "sha": content_hash(data)}
     if not published:
         facts |= {key: data[key] for key in FACTS}
@@ -142,14 +136,12 @@ def _published_fault(data: Mapping[str, Any]) -> str:
         last = min(max(map(int, layers)), MOST_LAYERS)
         if missing := [i for i in range(last) if str(i) not in layers]:
             return f"has no scale for {_layers(missing)} in rank {rank}"
-    first = next(iter(ranks))
+    first, own = next(iter(ranks.items()))
     for rank, layers in ranks.items():
-        if differ := [k for k in {**ranks[first], **layers} if ranks[first].get(k) != layers.get(k)]:
-            return (
-                f"has {layers.get(differ[0])} for layer {differ[0]} of rank {rank} and "
-                f"{ranks[first].get(differ[0])} of "
-                f"rank {first}; expected equal ranks, because a store has one scale per layer for all heads"
-            )
+        if differ := [key for key in {**own, **layers} if own.get(key) != layers.get(key)]:
+            found = f"{layers.get(differ[0])} for layer {differ[0]} of rank {rank}"
+            expected = "expected equal ranks, because a store has one scale per layer for all heads"
+            return f"has {found} and {own.get(differ[0])} of rank {first}; {expected}"
     return ""
 
 
@@ -169,7 +161,7 @@ def _layers(layers: Sequence[int]) -> str:
 def of_file(scale: Any) -> Mapping[str, Any] | None:
     """The origin of scales that come from a file; None for those of the matrix itself and for a word."""
     given = scale if isinstance(scale, Mapping) else {}
-    found = next((given[key] for key in (CALIBRATED, FILE) if key in given), None)
+    found = given.get(CALIBRATED, given.get(FILE))
     return found if isinstance(found, Mapping) else None
 
 
@@ -191,12 +183,10 @@ Pairs = Sequence[tuple[Scale, Scale]]  # (K, V) per layer
 
 
 def settle(scale: Any, layers: int, stored: Stored) -> list[tuple[Scale, Scale]]:
-    """A cell's `scale` as one (K, V) pair per layer. stored: the scales in the checkpoint's files.
-
-    Raises Refused for a list of another length than `layers`, and for layers without a scale.
-    """
+    """One (K, V) pair per layer. Raises Refused for a list of another length, and without a scale."""
     if isinstance(scale, str):
-        _check_missing(scale, layers, stored)
+        if scale == CHECKPOINT:
+            _check_missing(layers, stored)
         held = {} if scale == DEFAULT else stored
         return [(_of_word(held.get((i, "k"))), _of_word(held.get((i, "v")))) for i in range(layers)]
     facts = of_file(scale)
@@ -207,27 +197,25 @@ def settle(scale: Any, layers: int, stored: Stored) -> list[tuple[Scale, Scale]]
         value = sides[side]
         column = list(value) if isinstance(value, (list, tuple)) else [value] * layers
         if len(column) != layers:
-            raise Refused("scale_count", _wrong_count(side, len(column), layers, source, facts))
+            where = f"scale.{side}" if facts is None else f"The scale file {facts['file']}"
+            raise Refused("scale_count", f"{where} {_wrong_count(source, len(column), layers)}")
         columns.append([Scale(float(x), source) for x in column])
     return list(zip(*columns, strict=True))
 
 
-def _wrong_count(side: str, count: int, layers: int, source: str, facts: Mapping[str, Any] | None) -> str:
-    if facts is None:
-        return f"scale.{side} has {count} values for {layers} layers; give one per layer, or one number."
-    file = f"The scale file {facts['file']}"
+def _wrong_count(source: str, count: int, layers: int) -> str:
+    if source == GIVEN:
+        return f"has {count} values for {layers} layers; give one per layer, or one number."
     if source == CALIBRATED:
-        return f"{file} has scales for {count} of {layers} layers; run kvbench calibrate on this model."
+        return f"has scales for {count} of {layers} layers; run kvbench calibrate on this model."
     if count > layers:
-        return (
-            f"{file} has scales for {count} layers and the model has {layers}; give the file of this model."
-        )
-    return f"{file} has no scale for {_layers(range(count, layers))} of the model's {layers}; add them."
+        return f"has scales for {count} layers and the model has {layers}; give the file of this model."
+    return f"has no scale for {_layers(range(count, layers))} of the model's {layers}; add them."
 
 
-def _check_missing(scale: str, layers: int, stored: Stored) -> None:
+def _check_missing(layers: int, stored: Stored) -> None:
     gaps = {side: [i for i in range(layers) if (i, side) not in stored] for side in SIDES}
-    if scale != CHECKPOINT or not (gaps["k"] or gaps["v"]):
+    if not (gaps["k"] or gaps["v"]):
         return
     if len(gaps["k"]) == len(gaps["v"]) == layers:
         what = f"has no KV cache scales for any of its {layers} layers"
@@ -262,27 +250,23 @@ def check_model(scale: Any, digests: Collection[str], model_type: str) -> None:
     facts = of_file(scale)
     if facts is None:
         return
-    if FILE in scale and facts["model_type"] != model_type:
-        raise Refused(
-            "scale_of_another_model",
-            f"The scale file {facts['file']} is for models of type {facts['model_type']}, and this cell's "
-            f"model is {model_type}; give the file of this model.",
+    of_type = FILE in scale
+    made, own = facts["model_type" if of_type else "model_digest"], [model_type] if of_type else digests
+    if made not in own:
+        found = f"for models of type {made}" if of_type else f"calibrated on {facts['model']} ({made[:23]})"
+        next_step = (
+            "give the file of this model" if of_type else "run kvbench calibrate on the cell's own model"
         )
-    if CALIBRATED in scale and facts["model_digest"] not in digests:
         raise Refused(
             "scale_of_another_model",
-            f"The scale file {facts['file']} was calibrated on {facts['model']} "
-            f"({facts['model_digest'][:23]}), and this cell's "
-            f"model is {' or '.join(digest[:23] for digest in digests)}; run kvbench calibrate on the "
-            "cell's own model.",
+            f"The scale file {facts['file']} is {found}, and this cell's model is "
+            f"{' or '.join(one[:23] for one in own)}; {next_step}.",
         )
 
 
 def origin(fmt: KVFormat, scale: Any, pairs: Pairs = ()) -> tuple[str, str]:
-    """(kind, sentence) of a format's scales. pairs: the result of `settle`, which tells whether a checkpoint
-    has scales.
-
-    kind: "none", "dynamic", "static" (given in the matrix), "calibrated", "file", "checkpoint" or "default".
+    """(kind, sentence) of a format's scales. kind: "none", "dynamic", "static" (given in the matrix),
+    "calibrated", "file", "checkpoint" or "default". pairs: the result of `settle`.
     """
     if fmt.scale_kind == "none":
         return "none", "none: values are stored as they are"
@@ -295,16 +279,14 @@ def origin(fmt: KVFormat, scale: Any, pairs: Pairs = ()) -> tuple[str, str]:
         if CALIBRATED not in scale:
             sides = f"one per layer for K and V, {facts['format']}"
             return FILE, f"{where}: published for {facts['model_type']} models, {sides}"
-        return CALIBRATED, (
-            f"{where}: calibrated, {facts['method']} per {facts['per']} over "
-            f"{facts['tokens']:,} tokens of {facts['data']} (text {facts['text_sha'][:12]}), {facts['dtype']}"
-        )
-    if isinstance(scale, Mapping):
-        k, v = scale["k"], scale["v"]
-        if isinstance(k, list) or isinstance(v, list):
-            return "static", f"given per layer, digest {content_hash(scale)[:12]}"
-        return "static", f"given: {k} for K and {v} for V in every layer"
-    return "static", f"given: {scale} for K and V in every layer"
+        how = f"calibrated, {facts['method']} per {facts['per']}"
+        text = f"{facts['tokens']:,} tokens of {facts['data']} (text {facts['text_sha'][:12]})"
+        return CALIBRATED, f"{where}: {how} over {text}, {facts['dtype']}"
+    if not isinstance(scale, Mapping):
+        return "static", f"given: {scale} for K and V in every layer"
+    if any(isinstance(part, list) for part in scale.values()):
+        return "static", f"given per layer, digest {content_hash(scale)[:12]}"
+    return "static", f"given: {scale['k']} for K and {scale['v']} for V in every layer"
 
 
 def _word_origin(word: str, pairs: Pairs) -> tuple[str, str]:

@@ -36,12 +36,7 @@ def check_known(given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def cell_of(given: Mapping[str, Any], host: Host) -> dict[str, Any]:
-    """The full spec of the cell that the arguments (keys of `ARGUMENTS`) describe, with this machine's device
-    and dtype.
-
-    Raises UsageError for a value that its key does not accept, and for a scale or path that the format does
-    not accept.
-    """
+    """The full spec of the cell that the arguments (keys of `ARGUMENTS`) describe, on this machine."""
     spec = dict(CELL_KEYS)
     for name, value in given.items():
         spec[ARGUMENTS[name]] = accepted(CELL_OPTIONS[ARGUMENTS[name]], value, name)
@@ -57,9 +52,8 @@ def cell_of(given: Mapping[str, Any], host: Host) -> dict[str, Any]:
 
 
 def dropped(given: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
-    """A sentence on the first argument whose value in the cell differs from the given one, or "".
-
-    Not compared: auto, which becomes this machine's value, and a file of scales, which becomes its scales.
+    """A sentence on the first argument whose value in the cell differs from the given one, or ""; auto and a
+    file of scales become this machine's value and its scales.
     """
     for name, value in given.items():
         key = ARGUMENTS[name]
@@ -67,9 +61,7 @@ def dropped(given: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
         auto = key in ("device", "dtype") and expected == "auto"
         from_file = key == "scale" and isinstance(expected, str) and expected.endswith(".json")
         if not (auto or from_file) and spec[key] != expected:
-            return (
-                f"{name}={expected} was given, but the cell has {key}={spec[key]}: the argument was changed."
-            )
+            return f"{name}={expected} was given, but the cell has {key}={spec[key]}: it was changed."
     return ""
 
 
@@ -77,13 +69,11 @@ def _settle_scale(spec: dict[str, Any]) -> None:
     """Check that static formats, and no others, have a scale, and read a file of scales."""
     name, scale = spec["kv_format"], spec["scale"]
     if name in STATIC and scale is None:
-        raise UsageError(
-            f"kv_format={name} needs a scale; add one, as in scale=0.05, scale=checkpoint or scale=FILE.json."
-        )
+        how = "add one, as in scale=0.05, scale=checkpoint or scale=FILE.json"
+        raise UsageError(f"kv_format={name} needs a scale; {how}.")
     if name not in STATIC and scale is not None:
-        raise UsageError(
-            f"A scale is given, but kv_format={name} takes none; the static formats do: {', '.join(STATIC)}."
-        )
+        takes = f"the static formats do: {', '.join(STATIC)}"
+        raise UsageError(f"A scale is given, but kv_format={name} takes none; {takes}.")
     if isinstance(scale, str) and scale.endswith(".json"):
         spec["scale"] = read(Path(scale))
         if (made_for := (of_file(spec["scale"]) or {}).get("format")) != name:

@@ -2,11 +2,8 @@
 evidence.
 
 The only file that imports lm_eval (extra `lm-eval`). Releases of lm-eval with entry points find it by itself;
-for older ones `kvbench lm-eval` registers it and calls lm-eval's command line.
-
-Encoding, BOS, joining, truncation from the left and windows of long texts are those of lm-eval's transformers
-model. Each task has its own engine: a number is only returned if that engine is verified to have read the
-requested format.
+for older ones `kvbench lm-eval` registers it. Each task has its own engine: a number is only returned if that
+engine is verified to have read the requested format.
 """
 
 from __future__ import annotations
@@ -49,6 +46,8 @@ MOST_CHOICES = 64  # continuations that share one context's logits [n, V] at onc
 
 log = logging.getLogger(__name__)
 
+Given = dict[str, Any]
+Answers = list[tuple[float, bool]]  # summed log-probability, whether greedy decoding gives it
 # (texts or None, ids of the context, ids of the continuation), as TemplateLM passes them.
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 
@@ -63,14 +62,10 @@ class Unproven(KvbenchError):
 class KvbenchLM(TemplateLM):  # type: ignore[misc]
     """lm-eval's model over kvbench's engine.
 
-    pretrained: as a matrix's `model`; the other keyword arguments are cell keys
-    (`kvbench.lm_eval.args.ARGUMENTS`) and: batch_size: sequences generated together (log-probabilities are
-    packed by tokens); max_length: positions used, at most the model's; max_gen_toks: new tokens, unless a
-    task sets them; add_bos_token: whether a text gets the tokenizer's special tokens; None: the tokenizer's
-    default.
-
-    Raises UsageError for unknown or invalid arguments, Refused for what the engine cannot run as requested,
-    and Unproven instead of an answer when the evidence of its engine fails.
+    Arguments: cell keys (`kvbench.lm_eval.args.ARGUMENTS`), and batch_size: sequences generated together;
+    max_length: positions used; max_gen_toks: new tokens, unless a task sets them; add_bos_token: whether a
+    text gets the tokenizer's special tokens. Raises UsageError for unknown or invalid arguments, Refused for
+    what the engine cannot run as requested, and Unproven instead of an answer when its evidence fails.
     """
 
     def __init__(self, **given: Any) -> None:
@@ -95,9 +90,7 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         self.proofs: list[tuple[Evidence, dict[str, Any]]] = []
 
     @classmethod
-    def create_from_arg_obj(
-        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
-    ) -> KvbenchLM:
+    def create_from_arg_obj(cls, arg_dict: Given, additional_config: Given | None = None) -> KvbenchLM:
         """From --model_args, and lm-eval's command-line options that these do not set."""
         options = {k: v for k, v in (additional_config or {}).items() if v is not None}
         if options.get("device") == LM_EVAL_DEVICE:
@@ -105,9 +98,7 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         return cls(**{**options, **arg_dict})
 
     @classmethod
-    def create_from_arg_string(
-        cls, arg_string: str, additional_config: dict[str, Any] | None = None
-    ) -> KvbenchLM:
+    def create_from_arg_string(cls, arg_string: str, additional_config: Given | None = None) -> KvbenchLM:
         return cls.create_from_arg_obj(utils.simple_parse_args_string(arg_string), additional_config)
 
     def _positions(self, asked: Any) -> int:
@@ -168,9 +159,9 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
 
     # Requests
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> Answers:
         """Task by task, so that the common prefix of a task's prompts is computed once."""
-        answers: list[tuple[float, bool]] = []
+        answers: Answers = []
         for _, own in groupby(requests, key=lambda request: request.task_name):
             answers += super().loglikelihood(list(own), disable_tqdm=disable_tqdm)
         return answers
@@ -187,17 +178,14 @@ class KvbenchLM(TemplateLM):  # type: ignore[misc]
         scores = iter(self._loglikelihood_tokens(windows, disable_tqdm=disable_tqdm))
         return [sum(next(scores)[0] for _ in range(n)) for n in counts]
 
-    def _loglikelihood_tokens(
-        self, requests: list[Encoded], disable_tqdm: bool = False, **_: Any
-    ) -> list[tuple[float, bool]]:
-        """(summed log-probability, whether greedy decoding gives it) of each continuation."""
+    def _loglikelihood_tokens(self, requests: list[Encoded], disable_tqdm: bool = False, **_: Any) -> Answers:
         if not requests:
             return []
         pairs, places = self._pairs(requests)
         g = group(pairs)
         page, chunk = self.spec["page_size"], self.spec["prefill_chunk"]
         engine = self._engine(capacity([g], self.loaded.device, page) * page)
-        answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        answers: Answers = [(0.0, False)] * len(requests)
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Log-probabilities") as bar:
             for batch, scores, _computed in score_choices(engine, g, chunk):
                 for i, own in zip(batch, scores, strict=True):

@@ -39,9 +39,7 @@ class LoadedRun:
 
     @cached_property
     def frame(self) -> DataFrame:
-        """One line per cell, metric and variant, with the cell's keys, value, interval (low, high), n and
-        unit.
-        """
+        """One line per cell, metric and variant: the cell's keys, value, interval (low, high), n and unit."""
         return rows_frame(self.run, self.rows)
 
 
@@ -80,10 +78,7 @@ def table(columns: Mapping[str, Iterable[Any]], kinds: Mapping[str, str] = KINDS
 
 
 def _column(values: Iterable[Any], kind: str) -> Any:
-    """An Arrow-backed column.
-
-    A `scale` may be a number, a word or a list per layer, so it holds Python objects.
-    """
+    """Arrow-backed; a `scale`, which may be a number, a word or a list per layer, holds Python objects."""
     import pandas
     import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -96,8 +91,6 @@ def _column(values: Iterable[Any], kind: str) -> Any:
 
 
 def utf8(value: Any) -> str:
-    """The value as text, with `?` for lone surrogates, which come from broken file names and which UTF-8
-    cannot hold.
-    """
+    """The value as text, with `?` for lone surrogates (from broken file names), which UTF-8 cannot hold."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text.encode("utf-8", errors="replace").decode("utf-8")

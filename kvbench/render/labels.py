@@ -18,10 +18,8 @@ _PART_LIMIT = 60  # characters of one key's value in a label; the table of cells
 
 @dataclass(frozen=True)
 class Label:
-    """Where something was measured.
-
-    parts: (key, value) pairs, `kv_format` first; text: the same as one line; cells: the ids it stands for
-    (more than one when cells share a task); baseline: whether it is one.
+    """Where something was measured. parts: (key, value) pairs, `kv_format` first; text: the same as one line;
+    cells: the ids it stands for (more than one when cells share a task); baseline: whether it is one.
     """
 
     text: str
@@ -55,17 +53,14 @@ class Labels:
                 self._shared.setdefault((task.runner, cell), task)
 
     def cell(self, cell: str | None) -> Label:
-        """The label of one cell; an id that the manifest does not have is shown as it is, None as "whole
-        run"."""
-        if not cell:
-            return Label("whole run", (("", "whole run"),), (), False)
-        if cell not in self.cells:
-            return Label(one_line(cell, _PART_LIMIT), (("", one_line(cell, _PART_LIMIT)),), (cell,), False)
+        """The label of one cell; an unknown id is shown as it is, None as "whole run"."""
+        if not cell or cell not in self.cells:
+            text = one_line(cell or "whole run", _PART_LIMIT)
+            return Label(text, (("", text),), (cell,) if cell else (), False)
         return self._label(cell, self._keys, (cell,))
 
     def subject(self, runner: str, cell: str) -> Label:
-        """What a runner measured when it measured `cell`: only the keys it depends on, and all cells it
-        stands for."""
+        """What a runner measured with `cell`: only the keys it depends on, and all cells it stands for."""
         task = self._shared.get((runner, cell))
         if task is None or cell not in self.cells:
             return self.cell(cell)
@@ -77,16 +72,15 @@ class Labels:
         if cell not in self.cells:
             return self.cell(cell)
         spec = self.cells[cell].spec
-
-        def alike(other: Mapping[str, Any]) -> bool:
-            return all(other.get(k) == v for k, v in spec.items() if k != key)
-
-        cells = tuple(c for c, entry in self.cells.items() if alike(entry.spec))
-        return self._label(cell, [k for k in self._keys if k != key], cells)
+        cells = [
+            name
+            for name, other in self.cells.items()
+            if all(other.spec.get(k) == v for k, v in spec.items() if k != key)
+        ]
+        return self._label(cell, [k for k in self._keys if k != key], tuple(cells))
 
     def places(self, cells: Sequence[str]) -> tuple[Label, ...]:
-        """The labels of several cells; where all cells that share some task are among them, one label for
-        these."""
+        """The labels of several cells; one for all cells that share some task, if all are among them."""
         left = dict.fromkeys(cells)
         places = []
         for cell in cells:
@@ -99,8 +93,7 @@ class Labels:
         return tuple(places) or (self.cell(None),)
 
     def unnamed(self, sentence: str, cells: Sequence[str]) -> str:
-        """A sentence without the name of the cell that stands beside it anyway, so that equal findings are
-        equal."""
+        """A sentence without the name of the cell beside it, so that equal findings are equal."""
         if not cells or cells[0] not in self.cells:
             return sentence
         name = re.escape(self.cells[cells[0]].name)
@@ -110,8 +103,7 @@ class Labels:
         return self.subject(task.runner, task.cells[0]) if task.cells else self.cell(None)
 
     def rank(self, label: Label) -> tuple[int, int, int]:
-        """Sort key: cells in the matrix's order, each baseline directly above the cells that are compared
-        with it."""
+        """Sort key: cells in the matrix's order, each baseline above the cells that are compared with it."""
         last = len(self._order)
         first = min((self._order.get(cell, last) for cell in label.cells), default=last)
         baselines = (self.cells[cell].baseline for cell in label.cells if cell in self.cells)
@@ -139,7 +131,6 @@ class Labels:
 
 
 def _keys(cells: Iterable[Cell]) -> list[str]:
-    """`kv_format` and every key that some cell varies, in the matrix's order."""
     keys = ["kv_format"]
     for cell in cells:
         keys += [key for key in cell.varied if key not in keys]

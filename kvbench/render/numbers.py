@@ -16,6 +16,8 @@ from kvbench.metrics.collect import Row
 from kvbench.metrics.declare.units import BYTES, NUMBER, STEP, Unit, non_finite
 
 NOT_MEASURED = "not measured"
+Ends = tuple[float | None, float | None]
+NO_ENDS: Ends = (None, None)
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,11 @@ class Shown:
 def shown(
     value: float | None,
     unit: Unit = NUMBER,
-    *,
-    low: float | None = None,
-    high: float | None = None,
+    ends: Ends = (None, None),
     n: int | None = None,
-    signed: bool = False,
+    sign: bool = False,
 ) -> Shown:
-    """A value as text. The width of its interval sets the decimals."""
+    """A value as text. ends: of its interval, whose width sets the decimals."""
     count = "" if n is None else f"n = {n:,}"
     if value is None:
         return Shown(NOT_MEASURED, n=count, state="missing")
@@ -64,22 +64,19 @@ def shown(
     if not math.isfinite(value):
         text = non_finite(value)
         return Shown(text, unit.name, n=count, exact=text, state="nan", shown_unit=beside)
-    decimals = _interval_decimals(low, high)
-    interval = ""
-    if low is not None and high is not None:
-        ends = (unit.number(end, _two_digits(end, decimals), signed) for end in (low, high))
-        interval = f"[{', '.join(ends)}]"
+    decimals = _interval_decimals(*ends)
+    texts = [unit.number(end, _two_digits(end, decimals), sign) for end in ends if end is not None]
+    interval = f"[{', '.join(texts)}]" if len(texts) == 2 else ""
     also = f"({in_megabytes(value)})" if unit is BYTES and value else ""
-    text = unit.number(value, _two_digits(value, decimals), signed)
+    text = unit.number(value, _two_digits(value, decimals), sign)
     return Shown(text, unit.name, also, interval, count, exact(value), shown_unit=beside)
 
 
 def shown_row(row: Row) -> Shown:
-    """A row's value as text. A difference has its sign; a step that equals the number of steps was never
-    reached."""
+    """A row's value; a difference has its sign, a step equal to the number of steps was never reached."""
     if row.unit is STEP and row.value is not None and row.value == row.n:
         return Shown(f"none in {row.n:,}", exact=exact(row.value))
-    return shown(row.value, row.unit, low=row.low, high=row.high, n=row.n, signed=row.unit.signed)
+    return shown(row.value, row.unit, (row.low, row.high), row.n, row.unit.signed)
 
 
 def exact(value: float) -> str:

@@ -74,8 +74,7 @@ def uprights(spans: Sequence[tuple[float, float, float]]) -> tuple[list[float], 
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers from low to high for a log axis, at least three: powers of ten, these with their 2 and 5,
-    or even steps."""
+    """At least three round numbers from low to high: powers of ten, also with 2 and 5, or even steps."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 2, 5)):
         found = [float(f"{digit}e{power}") for power in powers for digit in digits]

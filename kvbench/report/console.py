@@ -175,7 +175,6 @@ def _metrics(out: Printer, table: MetricTable) -> None:
 
 
 def _detectable(out: Printer, view: View) -> None:
-    """The smallest effect that each estimate could have shown: read before a pass is believed."""
     rows: list[_Row] = []
     for group in view.checks:
         lines = [line for line in group.lines if line.mde]

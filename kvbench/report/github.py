@@ -62,8 +62,7 @@ class Annotation:
 
 
 def in_message(text: str) -> str:
-    """Text after the second `::` of a command, with the escapes of GitHub's toolkit; unprintable characters
-    other than line ends become their escapes."""
+    """Text after the second `::` of a command, with the escapes of GitHub's toolkit."""
     text = "".join(c if c in "\r\n" else one_line(c) for c in text)
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
@@ -151,22 +150,19 @@ def _read(path: Path) -> Document | None:
 
 
 def _relative(path: Path, root: Path) -> str:
-    """The path relative to the repository; a file outside it keeps its own path."""
     whole, base = path.resolve(), root.resolve()
     return (whole.relative_to(base) if whole.is_relative_to(base) else whole).as_posix()
 
 
 def summary(view: View, run: JudgedRun, limit: int) -> str:
-    """The Markdown report in at most `limit` bytes: whole sections in order, and a line that names those left
-    out. "" if not even the head fits.
-    """
+    """The report in at most `limit` bytes: whole sections, and the names of the others; "" if none fits."""
     kept, found = head(view), sections(view, run)
-    reserve = _bytes(_left_out([section.title for section in found]))  # the longest that the last line can be
+    reserve = _bytes(_left_out(list(found)))  # the longest that the last line can be
     left: list[str] = []
-    for section in found:
-        text = f"{kept}\n{section.text}"
+    for title, section in found.items():
+        text = f"{kept}\n{section}"
         if left or _bytes(text) + reserve > limit:
-            left.append(section.title)
+            left.append(title)
         else:
             kept = text
     text = kept + (_left_out(left) if left else "")

@@ -76,7 +76,6 @@ def _page(view: View, drawings: Sequence[Figure]) -> str:
 
 
 def _yaml(source: Mapping[str, object]) -> str:
-    """The matrix as YAML, cut at the limit with a comment."""
     import yaml
 
     dumped: str = yaml.safe_dump(_plain(source), sort_keys=False, allow_unicode=True, width=100)
@@ -108,8 +107,6 @@ def shorter(view: View, step: Step) -> View:
 
 
 def _brief(view: View) -> View:
-    """Only the columns that a console shows too, and those with a check that did not pass."""
-
     def table(one: MetricTable) -> MetricTable:
         flagged = {i for line in one.lines for i in _flagged(line)}
         kept = [i for i, column in enumerate(one.columns) if column.brief or i in flagged]
@@ -121,13 +118,7 @@ def _brief(view: View) -> View:
 
 
 def _flagged(line: Line) -> list[int]:
-    """The columns with a check that failed or is inconclusive."""
     return [i for i, entry in enumerate(line.entries) if entry and entry.status in ("fail", "inconclusive")]
-
-
-def _without_facts(view: View) -> View:
-    tables = tuple(replace(table, facts=()) for table in view.tables)
-    return replace(view, tables=tables, proofs=view.proofs[:_LINES])
 
 
 def _few_lines(view: View) -> View:
@@ -143,10 +134,15 @@ def _few_lines(view: View) -> View:
 # Taken in turn until the page fits.
 STEPS: tuple[Step, ...] = (
     ("Only the main columns are shown (results_long.csv has every metric).", _brief),
-    ("How each value was measured is left out (the records have it).", _without_facts),
+    (
+        "How each value was measured is left out (the records have it).",
+        lambda view: replace(
+            view, tables=tuple(replace(x, facts=()) for x in view.tables), proofs=view.proofs[:_LINES]
+        ),
+    ),
     (
         "Lists of questions, chunks and positions are left out (the records have them).",
-        lambda view: replace(view, plots=replace(view.plots, questions=(), chunks=())),
+        lambda view: replace(view, questions=(), chunks=()),
     ),
     ("Heat tables are left out.", lambda view: replace(view, heats=())),
     (

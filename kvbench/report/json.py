@@ -58,9 +58,7 @@ def _run(run: JudgedRun) -> dict[str, Any]:
 
 
 def _until_decided(run: JudgedRun) -> dict[str, Any]:
-    """looks: the runners with several looks, with number and level; decided: what decided the verdict early;
-    not_run: the tasks that were left out.
-    """
+    """looks: of runners with several; decided: what decided the verdict early; not_run: tasks left out."""
     looks = {}
     for runner, look in run.manifest.looks.items():
         plan = (run.manifest.until_decided or {})[runner]

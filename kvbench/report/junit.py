@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvbench.gate.builtin_checks import DEVICE, SKIPPED
@@ -39,14 +40,18 @@ def junit_xml(run: JudgedRun) -> str:
 
     suite = TestSuite(f"kvbench {one_line(run.manifest.name, NAME_LIMIT)}")
     suite.timestamp = one_line(str(run.manifest.created_at))
-    for name, value in _properties(run):
-        suite.add_property(name, value)
+    for name, value in _properties(run).items():
+        number = value is None or isinstance(value, bool | int | float)
+        text = json.dumps(value) if number else plain(value, NAME_LIMIT)
+        suite.add_property(one_line(name, NAME_LIMIT), text)
     suite.add_testcase(_verdict(run))
-    without = _cells_without_device(run)
-    taken: dict[tuple[str, str], int] = {}
+    without, taken = _cells_without_device(run), Counter[tuple[str, str]]()
     for outcome in run.verdict.outcomes:
-        for where, name in _cases(run, outcome):
-            n = taken[where, name] = taken.get((where, name), 0) + 1
+        name = check_name(outcome.check, outcome.variant)
+        for cell in outcome.cells or ("",):
+            where = run.run.names.get(cell, cell) or "whole run"
+            taken[where, name] += 1
+            n = taken[where, name]
             case = _case(where, name if n == 1 else f"{name} ({n})")
             case.result = _result(outcome, bool(outcome.cells) and without.issuperset(outcome.cells))
             suite.add_testcase(case)
@@ -62,31 +67,20 @@ def _case(where: str, name: str) -> TestCase:
     return TestCase(one_line(name, NAME_LIMIT), classname=one_line(where, NAME_LIMIT))
 
 
-def _cases(run: JudgedRun, outcome: Outcome) -> Iterator[tuple[str, str]]:
-    """(class, name) of an outcome's cases: its cells, or "whole run", and its check."""
-    names = run.run.names
-    for cell in outcome.cells or ("",):
-        yield names.get(cell, cell) or "whole run", check_name(outcome.check, outcome.variant)
-
-
 def _result(outcome: Outcome, skipped: bool) -> list[Any]:
     from junitparser import Error, Failure, Skipped
 
-    sentence = one_line(outcome.sentence)
     if outcome.status == PASS:
         return []
-    if outcome.status in (FAIL, INCONCLUSIVE):
-        return [_filled(Failure(sentence, outcome.status), outcome)]
-    if outcome.required and not skipped:
-        return [_filled(Error(sentence, outcome.status), outcome)]
-    return [Skipped(sentence, outcome.status)]
-
-
-def _filled(result: Any, outcome: Outcome) -> Any:
-    """The result with its sentence and the limit's reason as text, which is all that some CI systems show."""
+    sentence = one_line(outcome.sentence)
+    bad = outcome.status in (FAIL, INCONCLUSIVE)
+    if not bad and (skipped or not outcome.required):
+        return [Skipped(sentence, outcome.status)]
+    result = (Failure if bad else Error)(sentence, outcome.status)
+    # The text is all that some CI systems show.
     why = f"\nThe gate's reason: {one_line(outcome.why)}" if outcome.why else ""
-    result.text = f"{one_line(outcome.sentence)}{why}"
-    return result
+    result.text = f"{sentence}{why}"
+    return [result]
 
 
 def _cells_without_device(run: JudgedRun) -> frozenset[str]:
@@ -99,19 +93,18 @@ def _cells_without_device(run: JudgedRun) -> frozenset[str]:
 def _verdict(run: JudgedRun) -> TestCase:
     from junitparser import Error, Failure
 
-    case = _case("whole run", VERDICT)
-    code, word = run.verdict.exit_code, run.verdict.word
+    case, code, word = _case("whole run", VERDICT), run.verdict.exit_code, run.verdict.word
     if code:
         sentence = f"{one_line(word).replace('_', ' ')}: {headline(run)} Exit code {code}."
         case.result = [(Failure if code in (1, 4) else Error)(sentence, word)]
     return case
 
 
-def _properties(run: JudgedRun) -> Iterator[tuple[str, str]]:
-    """Model, matrix, environment, and digests of matrix and data."""
+def _properties(run: JudgedRun) -> dict[str, Any]:
     manifest = run.manifest
     matrix, here = manifest.matrix, manifest.environment
-    found: Mapping[str, Any] = {
+    data = {task.title: record.facts.get("data_sha") for record, task in run.done()}
+    return {
         "model": one_model([cell.spec for cell in manifest.cells]) or "several, see each cell",
         "model_digest": model_digests(manifest.tasks) or None,
         "matrix": matrix.path,
@@ -122,20 +115,5 @@ def _properties(run: JudgedRun) -> Iterator[tuple[str, str]]:
         "exit_code": run.verdict.exit_code,
         **{f"environment.{key}": value for key, value in here.items() if not isinstance(value, Mapping)},
         **{f"version.{key}": value for key, value in dict(here.get("packages") or {}).items()},
-        **{f"data_sha256.{key}": value for key, value in _data(run).items()},
-    }
-    for key, value in found.items():
-        yield one_line(key, NAME_LIMIT), _text(value)
-
-
-def _text(value: Any) -> str:
-    if value is None or isinstance(value, bool | int | float):
-        return json.dumps(value)
-    return plain(value, NAME_LIMIT)
-
-
-def _data(run: JudgedRun) -> dict[str, Any]:
-    """Digests of the texts and question sets, by runner and variant."""
-    return {
-        task.title: record.facts["data_sha"] for record, task in run.done() if record.facts.get("data_sha")
+        **{f"data_sha256.{title}": sha for title, sha in data.items() if sha},
     }

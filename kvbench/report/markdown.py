@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from kvbench.gate.verdict import Outcome
 from kvbench.render.labels import Label
@@ -37,21 +36,9 @@ _PRECISION_COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Section:
-    """title: plain text; body: Markdown."""
-
-    title: str
-    body: str
-
-    @property
-    def text(self) -> str:
-        return f"## {escaped(self.title)}\n\n{self.body}\n"
-
-
 def report(view: View, run: JudgedRun) -> str:
     """The whole report: `report.md`."""
-    return "\n".join([head(view), *(section.text for section in sections(view, run))])
+    return "\n".join([head(view), *sections(view, run).values()])
 
 
 def head(view: View) -> str:
@@ -65,19 +52,19 @@ def head(view: View) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def sections(view: View, run: JudgedRun) -> list[Section]:
-    """The sections with content, in reading order."""
-    made = [
-        Section("Worst checks", _worst(run)),
-        Section("Failures", _findings(view.failures)),
-        Section("Fallbacks", _fallbacks(view)),
-        Section("Not measured in full", _findings(view.gaps)),
-        Section("Precision", _precision(view)),
-        *(Section(table.title, _metrics(table)) for table in view.tables),
-        Section("All checks", _checks(view)),
-        Section("How to reproduce", _reproduce(view)),
-    ]
-    return [section for section in made if section.body]
+def sections(view: View, run: JudgedRun) -> dict[str, str]:
+    """Title (plain text) and Markdown of the sections with content, in reading order."""
+    made = {
+        "Worst checks": _worst(run),
+        "Failures": _findings(view.failures),
+        "Fallbacks": _fallbacks(view),
+        "Not measured in full": _findings(view.gaps),
+        "Precision": _precision(view),
+        **{table.title: _metrics(table) for table in view.tables},
+        "All checks": _checks(view),
+        "How to reproduce": _reproduce(view),
+    }
+    return {title: f"## {escaped(title)}\n\n{body}\n" for title, body in made.items() if body}
 
 
 def escaped(text: str, limit: int | None = None) -> str:
@@ -166,7 +153,6 @@ def _precision(view: View) -> str:
 
 
 def _metrics(metrics: MetricTable) -> str:
-    """A line a subject; each value with its unit, interval and n."""
     if not metrics.lines or not metrics.brief:
         return ""
     rows = []

@@ -30,27 +30,17 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
 _EXACT = 2.0**53  # every whole number below is a float64
 
 _CHECK_COLUMNS = ("status", "limit", "mde", "n_needed", "look", "level")  # of the worst check on the row
+_PRECISION_COLUMNS = (
+    *("effective", "storage", "transfer", "execution"),
+    *("effective_weights", "stored_weights", "products"),
+)
 _RAN_COLUMNS = (*(f"{aspect}_resolved" for aspect in DECIDED), "ran_on")
 
 
-def long_csv(run: JudgedRun) -> str:
-    return _csv(_long(run))
-
-
-def wide_csv(run: JudgedRun) -> str:
-    return _csv(_wide(run))
-
-
-def long_parquet(run: JudgedRun) -> bytes:
-    return _parquet(run, "long", _long(run))
-
-
-def wide_parquet(run: JudgedRun) -> bytes:
-    return _parquet(run, "wide", _wide(run))
-
-
-def _long(run: JudgedRun) -> DataFrame:
+def long_table(run: JudgedRun) -> DataFrame:
     """The tidy frame of all rows, with what the cell's keys resolved to and the gate's result."""
+    import pandas
+
     run = run.with_fact_rows()
     frame = rows_frame(run.run, run.rows)
     ran = {line.label.cells[0]: _ran(line) for line in precision_lines(run)}
@@ -60,20 +50,28 @@ def _long(run: JudgedRun) -> DataFrame:
     ran_columns = table({name: [one.get(name) for one in resolved] for name in _RAN_COLUMNS})
     check_columns = table({name: [getattr(one, name, None) for one in found] for name in _CHECK_COLUMNS})
     first = frame.columns.get_loc("metric")
-    return _joined(frame.iloc[:, :first], ran_columns, frame.iloc[:, first:], check_columns)
+    parts = (frame.iloc[:, :first], ran_columns, frame.iloc[:, first:], check_columns)
+    return pandas.concat(parts, axis=1)
 
 
-def _wide(run: JudgedRun) -> DataFrame:
+def wide_table(run: JudgedRun) -> DataFrame:
     """One line per cell: its keys, its precision, then a column for each metric and variant."""
+    import pandas
+
     run = run.with_fact_rows()
     cells = run.run.cells
     columns = {key: [getattr(cell, key) for cell in cells.values()] for key in ("id", "name", "baseline")}
     columns = {"cell": columns.pop("id"), **columns}
     for key in cell_keys(run.run):
         columns[key] = [cell.spec.get(key) for cell in cells.values()]
-    states = {line.label.cells[0]: _states(line) for line in precision_lines(run)}
-    for name in next(iter(states.values()), {}):
-        columns[name] = [states[cell][name] for cell in cells]
+    lines = {line.label.cells[0]: line for line in precision_lines(run)}
+    for name in ("requested", "resolved"):
+        columns[name] = [getattr(lines[cell].kv, name) for cell in cells]
+    for name in _RAN_COLUMNS:
+        columns[name] = [_ran(lines[cell])[name] for cell in cells]
+    for name in _PRECISION_COLUMNS:
+        columns[name] = [getattr(lines[cell], name) for cell in cells]
+    columns["evidence"] = [lines[cell].state for cell in cells]
     partial: dict[str, dict[str, None]] = {}
     for row in run.rows:
         if row.partial:
@@ -84,20 +82,7 @@ def _wide(run: JudgedRun) -> DataFrame:
     for metric, variant in dict.fromkeys((row.metric, row.variant) for row in run.rows):
         head = f"{metric} ({variant})" if variant else metric
         metrics[head] = [values.get((cell, metric, variant)) for cell in cells]
-    return _joined(table(columns), table(metrics, dict.fromkeys(metrics, "float")))
-
-
-def _joined(*frames: Any) -> Any:
-    import pandas
-
-    return pandas.concat(frames, axis=1)
-
-
-def _states(line: PrecisionLine) -> dict[str, str]:
-    cache = ("effective", "storage", "transfer", "execution")
-    weights = ("effective_weights", "stored_weights", "products")
-    asked = {"requested": line.kv.requested, "resolved": line.kv.resolved, **_ran(line)}
-    return {**asked, **{name: getattr(line, name) for name in cache + weights}, "evidence": line.state}
+    return pandas.concat((table(columns), table(metrics, dict.fromkeys(metrics, "float"))), axis=1)
 
 
 def _ran(line: PrecisionLine) -> dict[str, str]:
@@ -105,7 +90,7 @@ def _ran(line: PrecisionLine) -> dict[str, str]:
     return {**{f"{x}_resolved": line.choice(x).resolved for x in DECIDED}, "ran_on": line.ran_on}
 
 
-def _csv(frame: DataFrame) -> str:
+def as_csv(frame: DataFrame) -> str:
     columns = [_values(frame.iloc[:, i]) for i in range(frame.shape[1])]
     texts = type(frame)({i: [_field(value) for value in column] for i, column in enumerate(columns)})
     heads = [_field(head) for head in frame.columns]
@@ -136,7 +121,7 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else list(value)
 
 
-def _parquet(run: JudgedRun, name: str, frame: DataFrame) -> bytes:
+def as_parquet(frame: DataFrame, run: JudgedRun, name: str) -> bytes:
     import pyarrow as pa  # type: ignore[import-untyped]
     from pyarrow import parquet
 

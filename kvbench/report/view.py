@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from kvbench.formats.scales import of_file
 from kvbench.gate.verdict import NOT_EVALUATED
@@ -30,8 +30,6 @@ from kvbench.report.sections.precision import (
 )
 from kvbench.report.sections.provenance import Provenance, provenances
 from kvbench.report.sections.tables import MetricTable, metric_tables
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,26 +61,12 @@ class Reproduce:
 
 
 @dataclass(frozen=True)
-class PlotData:
-    """Empty or None where nothing was measured. problems: (section, sentence) for each unreadable record."""
-
-    ttft: tuple[costs.TimeSeries, ...]
-    kld: tuple[quality.KldLine, ...]
-    agreement: tuple[quality.AgreementLine, ...]
-    health: tuple[quality.HealthLine, ...]
-    roof: costs.Roof | None
-    products: tuple[costs.ProductTimes, ...]
-    questions: tuple[drilldown.Questions, ...]
-    chunks: tuple[drilldown.Chunks, ...]
-    problems: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
 class View:
     """model: "" if the cells have several; tone: "pass", "fail", "incomplete" or "inconclusive"; resolved:
     whether every cell has a decision; scales: those of each cell's cache by layer; sweep: None if no scale
     was swept; layers: what each layer costs, a line a cell; device: its state while latency was measured, a
-    line a record; cell_keys: the keys that differ between cells; fixed: the other keys with their values.
+    line a record; cell_keys: the keys that differ between cells; fixed: the other keys with their values;
+    problems: (section, sentence) for each unreadable record. Empty or None: nothing was measured.
     """
 
     name: str
@@ -109,7 +93,15 @@ class View:
     bytes_of: str
     sweep: quality.Sweep | None
     layers: tuple[quality.LayerLine, ...]
-    plots: PlotData
+    ttft: tuple[costs.TimeSeries, ...]
+    kld: tuple[quality.KldLine, ...]
+    agreement: tuple[quality.AgreementLine, ...]
+    health: tuple[quality.HealthLine, ...]
+    roof: costs.Roof | None
+    products: tuple[costs.ProductTimes, ...]
+    questions: tuple[drilldown.Questions, ...]
+    chunks: tuple[drilldown.Chunks, ...]
+    problems: tuple[tuple[str, str], ...]
     device: tuple[DeviceLine, ...]
     cells: tuple[CellLine, ...]
     cell_keys: tuple[str, ...]
@@ -160,12 +152,12 @@ def build(run: JudgedRun, definitions: Mapping[str, str] | None = None) -> View:
         proofs=proofs(run, precision),
         tables=tables,
         heats=heat_tables(run, tables),
-        itl=costs.itl_series(run),
+        itl=costs.time_series(run, "itl_ms"),
         bytes=bars,
         bytes_of=bars_of,
         sweep=quality.scale_sweep(run),
         layers=quality.layer_lines(run),
-        plots=_plots(run),
+        **_plots(run),
         device=device,
         cells=tuple(_cell(run, line.label, cell_keys) for line in precision),
         cell_keys=cell_keys,
@@ -183,29 +175,29 @@ def build(run: JudgedRun, definitions: Mapping[str, str] | None = None) -> View:
     )
 
 
-def _plots(run: JudgedRun) -> PlotData:
-    """The data of every plot. An unreadable record costs one plot, never the page."""
-    problems: list[tuple[str, str]] = []
+# Fields of the view that are read from samples: section, data, and what stands for them if one is damaged.
+_PLOTS: Mapping[str, tuple[str, Callable[[JudgedRun], Any], Any]] = {
+    "ttft": ("latency", lambda run: costs.time_series(run, "ttft_ms"), ()),
+    "kld": ("quality", quality.kld_lines, ()),
+    "agreement": ("agreement", quality.agreement_lines, ()),
+    "health": ("health", quality.health_lines, ()),
+    "roof": ("latency", costs.roof, None),
+    "products": ("gemm", costs.product_times, ()),
+    "questions": ("mcq", drilldown.question_lists, ()),
+    "chunks": ("quality", drilldown.chunk_lists, ()),
+}
 
-    def read(section: str, of: Callable[[JudgedRun], T], missing: T) -> T:
+
+def _plots(run: JudgedRun) -> dict[str, Any]:
+    """An unreadable record costs one plot, never the page."""
+    found, problems = {}, []
+    for name, (section, of, missing) in _PLOTS.items():
         try:
-            return of(run)
+            found[name] = of(run)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:
-            why = one_line(f"{type(e).__name__}: {e}", 200)
+            found[name], why = missing, one_line(f"{type(e).__name__}: {e}", 200)
             problems.append((section, f"A plot is missing: samples of a record cannot be read ({why})."))
-            return missing
-
-    return PlotData(
-        read("latency", costs.ttft_series, ()),
-        read("quality", quality.kld_lines, ()),
-        read("agreement", quality.agreement_lines, ()),
-        read("health", quality.health_lines, ()),
-        read("latency", costs.roof, None),
-        read("gemm", costs.product_times, ()),
-        read("mcq", drilldown.question_lists, ()),
-        read("quality", drilldown.chunk_lists, ()),
-        tuple(problems),
-    )
+    return {**found, "problems": tuple(problems)}
 
 
 def _fallbacks(run: JudgedRun, precision: Sequence[PrecisionLine]) -> tuple[Fallback, ...]:
@@ -218,7 +210,6 @@ def _fallbacks(run: JudgedRun, precision: Sequence[PrecisionLine]) -> tuple[Fall
 
 
 def _split_keys(run: JudgedRun) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Cell keys that differ between cells, and the others with their value."""
     specs = [cell.spec for cell in run.manifest.cells]
     values = {key: [spec.get(key) for spec in specs] for spec in specs for key in spec}
     varied = tuple(key for key, own in values.items() if len(set(map(repr, own))) > 1)

@@ -18,15 +18,16 @@ def write_all(run_dir: Path, run: JudgedRun, view: View | None = None) -> list[P
     view: `build` of the same run, if the caller has it. Returns the paths, the page first.
     """
     view = view or build(run)
+    long, wide = tables.long_table(run), tables.wide_table(run)
     data = json.dumps(jsonout.result_json(run), ensure_ascii=False, allow_nan=False, indent=1)
     files: dict[str, str | bytes] = {
         "report.html": html.render(view),
-        "results_long.csv": tables.long_csv(run),
-        "results_wide.csv": tables.wide_csv(run),
+        "results_long.csv": tables.as_csv(long),
+        "results_wide.csv": tables.as_csv(wide),
         "results.json": f"{data}\n",
         "report.md": markdown.report(view, run),
-        "results_long.parquet": tables.long_parquet(run),
-        "results_wide.parquet": tables.wide_parquet(run),
+        "results_long.parquet": tables.as_parquet(long, run, "long"),
+        "results_wide.parquet": tables.as_parquet(wide, run, "wide"),
         "report.junit.xml": junit.junit_xml(run),  # last: a CI system that finds it finds the other files too
     }
     return [write_file(run_dir / name, content) for name, content in files.items()]

@@ -1,11 +1,10 @@
 """Token agreement with the native baseline over many greedy steps: teacher-forced, then free from the first
 divergence.
 
-The baseline's task generates the greedy text with its margins and reads it twice more: in chunks with a
-neighbour in the batch (flips and shifts of the margins are the noise floor, A/A), and with a line end before
-the prompt (a flip there means that the text itself is undecided). A candidate's task reads the baseline's
-text, one argmax a step. It then decodes freely, starting a few steps before the first difference: these steps
-must repeat the teacher-forced argmax, which shows that reading in chunks equals decoding.
+The baseline's task generates the greedy text and reads it twice more: in chunks with a neighbour in the batch
+(the noise floor, A/A), and behind a line end (a flip there means that the text itself is undecided). A
+candidate's task reads the baseline's text, then decodes freely from a few steps before the first difference:
+these must repeat the teacher-forced argmax, which shows that reading in chunks equals decoding.
 """
 
 from __future__ import annotations
@@ -78,7 +77,6 @@ def _baseline(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[str
 
 
 def _prefix(ctx: Context, prompt: list[int], steps: int) -> tuple[list[int], str]:
-    """The prompt after a line end, or none and the reason."""
     neutral, most = neutral_ids(ctx.model.tokenizer), ctx.model.facts.max_context
     if not neutral:
         return [], "none: the tokenizer has no token for a line end"
@@ -91,9 +89,7 @@ def _candidate(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[st
     assert ctx.baseline is not None
     native: list[int] = ctx.baseline.samples["tokens"]
     if len(native) != ctx.options["steps"] or ctx.baseline.facts["prompt_sha"] != content_hash(prompt):
-        raise KvbenchError(
-            "The baseline's record has another prompt or number of steps; run the matrix with --rerun all."
-        )
+        raise KvbenchError("The baseline's record has another prompt or number of steps; use --rerun all.")
     # A chunk that is not read back from the pages (`prefill_reads: fresh`) is not what a decode step reads.
     chunk = CHUNK if ctx.options["draft"] and ctx.spec["prefill_reads"] == "stored" else 1
     seq = engine.add()
@@ -126,12 +122,11 @@ def _candidate(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[st
 def decode_from(
     engine: Engine, seq: int, prompt: list[int], native: list[int], trace: Trace, first: int | None, end: int
 ) -> tuple[list[int], list[int], list[int]]:
-    """Truncate the store and decode one token a forward: some steps of native history, then freely up to
-    `end`.
+    """Decode one token a forward: some steps of native history before `first` (None: the last ones), then
+    freely to `end`.
 
-    first: step of the first divergence, or None. Returns the steps decoded along the native history, those of
-    them whose near-tie flipped, and the tokens from the divergence on. Raises KvbenchError for a flip that is
-    no near-tie.
+    Returns the steps along the native history, those of them whose near-tie flipped, and the tokens from the
+    divergence on. Raises KvbenchError for a flip that is no near-tie.
     """
     anchor = len(native) - 1 if first is None else first
     checked = list(range(max(1, anchor - LEAD), anchor + 1))  # step 0 comes from the prefill in both modes

@@ -1,15 +1,13 @@
 """The products of the model's linear layers, by path: their distance from the dequantized weight, and their
 time.
 
-For the first module of each shape (N, K), with its codes and scales: x is seeded, with a few large channels
-as activations have, and its first M rows are multiplied for every M of the sweep, which has both sides of
-every boundary of the route. Each output is compared with the float64 product of x and the dequantized weight;
-for the other layers of the shape some rows are compared, and the worst layer counts. A path other than the
-expected one fails the cell.
+For the first module of each shape (N, K): x is seeded, with a few large channels as activations have, and its
+first M rows are multiplied for every M of the sweep, which has both sides of every boundary of the route.
+Each output is compared with the float64 product of x and the dequantized weight; for the other layers of the
+shape some rows are compared, and the worst layer counts.
 
 A decode step finds each layer's weights in memory, not in the L2 cache. So the timed calls go over the
-model's own layers of the shape in turn, as many as fill the L2 `COLD` times over, or all there are; the facts
-say whether that left the weights cold.
+model's own layers of the shape in turn, as many as fill the L2 `COLD` times over, or all there are.
 """
 
 from __future__ import annotations
@@ -55,9 +53,8 @@ Linear = nn.Linear | Fp8Linear
 
 @dataclass(frozen=True)
 class Product:
-    """Modules that one call computes together (q, k, v; gate, up; or a single one), the first of their shape.
-
-    alike: the same product of the model's other layers of this shape; timed calls go over all in turn.
+    """Modules that one call computes together (q, k, v; gate, up; or one), the first of their shape; alike:
+    the same of the model's other layers of this shape.
     """
 
     names: tuple[str, ...]
@@ -109,9 +106,7 @@ def products(model: nn.Module) -> list[Product]:
         name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head
     }
     if not linears:
-        raise KvbenchError(
-            "The model has no linear layer other than its output layer, so there is no product to measure."
-        )
+        raise KvbenchError("The model has no linear layer but its output layer: no product to measure.")
     names = {id(m): name for name, m in linears.items()}
     calls: list[tuple[Linear, ...]] = [tuple(getattr(m, "group", ())) or (m,) for m in linears.values()]
     followers = {id(m) for call in calls for m in call[1:]}
@@ -132,9 +127,7 @@ def check_all(model: nn.Module, found: Sequence[Product]) -> None:
                 raise KvbenchError(f"The layer measured as {name} is another layer of the model.")
         n, k = sum(m.out_features for m in layer.modules), layer.modules[0].in_features
         if (n, k) != (layer.n, layer.k):
-            raise KvbenchError(
-                f"{layer.names[0]} is {n} x {k}, but would be measured as {layer.n} x {layer.k}."
-            )
+            raise KvbenchError(f"{layer.names[0]} is {n} x {k}, not {layer.n} x {layer.k} as measured.")
     expected = Counter(tuple(name for name, _ in group) for group in groups(model))
     measured = Counter(layer.names for layer in layers)
     for names in expected | measured if expected else ():
@@ -145,33 +138,18 @@ def check_all(model: nn.Module, found: Sequence[Product]) -> None:
             )
 
 
-@dataclass(frozen=True)
-class Turn:
-    """The layers that the calls of a sample went over in turn: `layers` out of `of` with this shape.
+def turn(layers: int, of: int, stored: int, native: int, l2: int, model: int) -> str:
+    """A sentence on the layers that the calls of a sample went over in turn, out of `of` with this shape.
 
-    stored, native: bytes of their weights as the model holds them, and in the engine's dtype; l2: of the
-    device's L2; model: of all weights of the model.
+    In bytes: stored, native: their weights as the model holds them, and in the engine's dtype; model: all.
     """
-
-    layers: int
-    of: int
-    stored: int
-    native: int
-    l2: int
-    model: int
-
-    def __str__(self) -> str:
-        text = (
-            f"CUDA events over {self.layers} of {self.of} layers in turn, L2 {self.l2:,} B: weights "
-            f"{self.stored:,} B, {warmth(self.stored, self.l2)}; native ones {self.native:,} B, "
-            f"{warmth(self.native, self.l2)}"
-        )
-        if self.stored > self.l2:
-            return text
-        found = "exceed the L2, so its steps may find them cold"
-        if self.model <= self.l2:
-            found = "fit into the L2, so its steps find them warm too"
-        return f"{text}; the model's {self.model:,} B {found}"
+    held = f"weights {stored:,} B, {warmth(stored, l2)}; native ones {native:,} B, {warmth(native, l2)}"
+    text = f"CUDA events over {layers} of {of} layers in turn, L2 {l2:,} B: {held}"
+    if stored > l2:
+        return text
+    cold = "exceed the L2, so its steps may find them cold"
+    warm = "fit into the L2, so its steps find them warm too"
+    return f"{text}; the model's {model:,} B {cold if model > l2 else warm}"
 
 
 def run(ctx: Context) -> Measurement:
@@ -266,7 +244,7 @@ class Bench:
             "routes": routes,
             "boundaries": edges,
             "exact_row0_argmax": int(first.argmax()),
-            "timed_with": str(self._time(product, x, rows)) if self.timing else None,
+            "timed_with": self._time(product, x, rows) if self.timing else None,
             "rows": rows,
         }
 
@@ -309,10 +287,8 @@ class Bench:
             )
         return y, path, kernels
 
-    def _time(self, product: Product, x: Tensor, rows: list[dict[str, Any]]) -> Turn:
-        """Add to the rows the microseconds a call of the path, the reference path, and F.linear on
-        dequantized weights, all over the same layers in turn.
-        """
+    def _time(self, product: Product, x: Tensor, rows: list[dict[str, Any]]) -> str:
+        """Add to the rows the microseconds a call of the path, the reference path and a native F.linear."""
         sizes = [layer.nbytes for layer in product.layers]
         layers = product.layers[: in_turn(sizes, self.l2)]
         native = [(layer.weight().to(self.dtype), layer.bias) for layer in layers]
@@ -327,7 +303,7 @@ class Bench:
                 with using("reference"):
                     row["us_reference"] = microseconds(calls)
         held = sum(sizes[: len(layers)]), sum(weight.nbytes for weight, _ in native)
-        return Turn(len(layers), len(sizes), *held, self.l2, self.held)
+        return turn(len(layers), len(sizes), *held, self.l2, self.held)
 
 
 def in_turn(sizes: Sequence[int], l2: int) -> int:
@@ -361,10 +337,8 @@ def route_map(routes: Sequence[Sequence[Any]]) -> str:
 def ran(launches: Sequence[Launch]) -> tuple[str, list[str]]:
     """The path of the multiplying kernels ("mixed" or "unknown" if not one), and the names of all kernels."""
     names = _names(launches)
-    paths = {path_of_kernel(name) for name in names if name not in QUANTIZES}
-    if len(paths) != 1:
-        return "mixed" if paths else "unknown", names
-    return paths.pop() or "unknown", names
+    paths = {path_of_kernel(name) or "unknown" for name in names if name not in QUANTIZES} or {"unknown"}
+    return paths.pop() if len(paths) == 1 else "mixed", names
 
 
 def microseconds(calls: Sequence[Callable[[], Any]]) -> float:

@@ -1,9 +1,8 @@
 """Free-running greedy decoding: the cell generates its own text, one token a forward, and the record keeps
 the tokens.
 
-Every token depends on what the cell stored before, so that errors may build up. The prompts are heads of
-documents, spread over a corpus and decoded in one batch. An end-of-text token does not stop the decoding: the
-record has its position, and later tokens are not counted.
+Every token depends on what the cell stored before, so that errors may build up. An end-of-text token does not
+stop the decoding: the record has its position, and later tokens are not counted.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from kvbench.errors import UsageError
 from kvbench.files import content_hash
 from kvbench.matrix.resolve import check_context
 from kvbench.runners.context import Context, Measurement
-from kvbench.runners.text.encode import end_ids, heads
+from kvbench.runners.text.encode import check_chat, end_ids, heads
 
 
 def run(ctx: Context) -> Measurement:
@@ -40,17 +39,11 @@ def run(ctx: Context) -> Measurement:
 
 
 def prompts(ctx: Context) -> list[list[int]]:
-    """The heads of `prompts` documents, evenly over the corpus, at most `prompt_tokens` tokens each, in the
-    chat template if `chat_template` is set.
-
-    Raises UsageError for too few documents, an empty document, and a tokenizer without a template.
-    """
+    """The heads of `prompts` documents, evenly over the corpus, at most `prompt_tokens` tokens each."""
     name, n, most, chat = (ctx.options[key] for key in ("data", "prompts", "prompt_tokens", "chat_template"))
     text, tokenizer = corpus(name, ctx.data_dir), ctx.model.tokenizer
-    if chat and not getattr(tokenizer, "chat_template", None):
-        raise UsageError(
-            "chat_template: true, but the model's tokenizer has no chat template; set it to false."
-        )
+    if chat:
+        check_chat(tokenizer)
     found = []
     for i, head in heads(text, n, most):
         ids: list[int] = tokenizer(head, add_special_tokens=not chat)["input_ids"][:most]

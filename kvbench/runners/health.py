@@ -1,8 +1,6 @@
 """Numeric health of the cache: what the format does to K and V of a real text, by layer and side.
 
-The text is prefilled once. The K and V that each layer produced are compared with what its pages then hold:
-largest magnitude, elements clipped or flushed to zero, codes in use, scales, and the round-trip error, also
-as a share of the format's bound.
+The text is prefilled once. The K and V that each layer produced are compared with what its pages then hold.
 """
 
 from __future__ import annotations

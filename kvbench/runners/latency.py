@@ -1,9 +1,8 @@
 """TTFT and ITL of one batch at one context length, interleaved with the native engine.
 
 A candidate's task measures the arms "baseline" and "candidate" (A B B A ...). A baseline's task measures one
-engine repeatedly, with all requests called "candidate"; neighbours give the noise floor. Both arms get the
-same prompts of seeded random token ids. The record holds raw samples with the device's state before and after
-each request.
+engine repeatedly, with all requests called "candidate"; neighbours give the noise floor. All get the same
+prompts.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 
 from kvbench.engines.reference.backends import LIBRARY
 from kvbench.engines.reference.engine import Engine
-from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench.engines.reference.load import LoadedModel
 from kvbench.errors import Refused
 from kvbench.evidence.kernels import ATTENDS, backend_label, run_of
@@ -39,12 +37,11 @@ Shape = tuple[int, int, int]  # sequences, tokens held, tokens added
 
 
 class EngineArm:
-    """A static batch on an engine: all prompts are submitted at once, and each step gives every sequence one
+    """A static batch on an engine: all prompts are submitted at once, each step gives every sequence one
     token.
 
-    prompts: token ids of each sequence; chunk: most tokens of a prefill forward, over all sequences;
-    new_tokens: tokens of a request, whose pages are reserved when it is submitted. Tokens are sampled
-    (greedily) on the device.
+    chunk: most tokens of a prefill forward; new_tokens: tokens of a request, whose pages are reserved at
+    once.
     """
 
     def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], chunk: int, new_tokens: int) -> None:
@@ -154,41 +151,32 @@ def run(ctx: Context) -> Measurement:
         others = [state.others()]
         timings = measure(arms, new_tokens=new_tokens, **counts, progress=ctx.progress, read_state=state.read)
         others.append(state.others())
-        device_state = _state_facts(state, others)
+        known = [found for found in others if found is not None]  # before the first request, after the last
+        most = max(known, key=lambda found: found["count"] or 0) if known else None
+        found_by, unread = state.found_by or None, dict(state.unread)
+        device_state = {**state.fixed(), "found_by": found_by, "other_processes": most, "unread": unread}
     shape = {"prefill_tokens": batch * context, "batch": batch, "new_tokens": new_tokens}
     samples = {
         "arms": [{"order": t.order, **_times(t), **shape, "device": t.device} for t in timings.measured],
         "warmup": [_times(t) for t in timings.warmup],
     }
+    modes = {"decode": engine.decode_mode, "layers": engine.compile_mode, "backend": backend_label(engine)}
     facts = {
+        **counts,
         "clock": "perf_counter",
         "synchronised": True,
-        "host_load": {"before": load_before, "after": os.getloadavg()[0], "cpus": os.cpu_count()},
         "threads": torch.get_num_threads(),
+        "host_load": {"before": load_before, "after": os.getloadavg()[0], "cpus": os.cpu_count()},
         "prompt": f"seeded random token ids (seed {SEED}), special tokens left out",
         "prompt_sha": content_hash(prompts),
         "prefill_forwards": len(own.plan),
         "prefill_graphs": sum(shape_of(forward) in engine.prompt_graphs for forward in own.plan),
-        "decode": engine.decode_mode,
-        "layers": engine.compile_mode,
-        "backend": backend_label(engine),
-        **counts,
+        **modes,
         "arms": {name: arm_facts(engine) for name, engine in engines.items()},
         **device_facts(ctx.model.device),
         "device_state": device_state,
     }
     return Measurement(samples, facts)
-
-
-def _state_facts(state: DeviceState, others: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
-    """others: before the first request and after the last; the larger count is stored."""
-    known = [found for found in others if found is not None]
-    return {
-        **state.fixed(),
-        "found_by": state.found_by or None,
-        "other_processes": max(known, key=lambda found: found["count"]) if known else None,
-        "unread": dict(state.unread),
-    }
 
 
 def _times(t: Timing) -> dict[str, Any]:
@@ -198,25 +186,18 @@ def _times(t: Timing) -> dict[str, Any]:
 
 def arm_facts(engine: Engine) -> dict[str, Any]:
     """{"settings": the engine's, after its requests; "reads": least bytes that a decode step reads}."""
-    run, decision = run_of(engine), engine.decision
+    run, decision, model = run_of(engine), engine.decision, engine.model
     kernels = sorted({name for _, name in run.calls if name == LIBRARY or name.startswith(ATTENDS)})
-    return {
-        "settings": {
-            "weights": decision.weights.resolved,
-            "gemm": decision.gemm.resolved,
-            "backend": backend_label(engine),
-            "decode": engine.decode_mode,
-            "compile": engine.compile_mode,
-            "device": str(engine.model.device),
-            "dtype": dtype_name(engine.model.dtype),
-            "splits": sorted(run.splits),
-            "kernels": kernels,
-        },
-        "reads": {
-            "weight_bytes": step_weight_bytes(engine.model.model),
-            "kv_bytes_per_token": kv_bytes_per_token(engine),
-        },
+    settings: dict[str, Any] = {
+        "weights": decision.weights.resolved,
+        "gemm": decision.gemm.resolved,
+        "kernels": kernels,
     }
+    settings |= {"decode": engine.decode_mode, "compile": engine.compile_mode, "splits": sorted(run.splits)}
+    settings |= {"device": str(model.device), "dtype": model.dtype_name, "backend": backend_label(engine)}
+    weights = step_weight_bytes(model.model)
+    reads = {"weight_bytes": weights, "kv_bytes_per_token": kv_bytes_per_token(engine)}
+    return {"settings": settings, "reads": reads}
 
 
 def step_weight_bytes(model: nn.Module) -> int:

@@ -1,16 +1,14 @@
 """Multiple choice by log-probability (MMLU, C-Eval, ARC, cloze): lm-eval's prompts and scoring, question by
 question.
 
-The record holds raw outcomes: the summed log-probability of each choice, its tokens and characters, and the
-pick. For the noise floor the baseline's task scores a spread subset twice more: with other neighbours in the
-batch, and after a line end, which does not change the meaning.
+For the noise floor the baseline's task scores a spread subset twice more: with other neighbours in the batch,
+and after a line end, which does not change the meaning.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +22,10 @@ from kvbench.runners.text.scoring import Group, capacity, group, score
 
 AA_CHUNK = 64  # tokens of a sequence a forward when the baseline is scored again
 
+Asked = list[Question]
+Pairs = dict[str, Pair]  # by id
+Scores = dict[str, dict[str, list[float]]]  # by pass and id, one for each choice
+
 
 def run(ctx: Context) -> Measurement:
     """Raises NotAvailable for a set that is not here, UsageError for options that conflict, KvbenchError when
@@ -34,10 +36,8 @@ def run(ctx: Context) -> Measurement:
     data = questions(task, ctx.data_dir)
     encoder = Encoder(TEMPLATES[task], tokenizer, chat, window, data.examples, encode.bos_ids(tokenizer))
     asked = spread(data.questions, options["limit"])
-    if chat and not getattr(tokenizer, "chat_template", None):
-        raise UsageError(
-            "chat_template: true, but the model's tokenizer has no chat template; set it to false."
-        )
+    if chat:
+        encode.check_chat(tokenizer)
     if short := {q.subject for q in asked if len(data.examples.get(q.subject, ())) < shots}:
         raise UsageError(
             f"{data.name} has fewer than {shots} examples for {', '.join(sorted(short))}; use `shots: 0`."
@@ -54,7 +54,8 @@ def run(ctx: Context) -> Measurement:
         )
     pairs = {key: f.pair for key, f in fitted.items() if f.pair is not None}
     scores, work = _score(ctx, [q for q in asked if q.id in pairs], pairs, encoder)
-    rows = [_row(q, fitted.get(q.id), scores["scores"].get(q.id), encoder.template) for q in asked]
+    unfitted, template = Fitted(None, 0, 0), encoder.template
+    rows = [_row(q, fitted.get(q.id, unfitted), scores["scores"].get(q.id), template) for q in asked]
     for row in rows:
         again = ("aa_scores", "prefix_scores")
         row.update({name: scores[name][row["id"]] for name in again if row["id"] in scores[name]})
@@ -81,8 +82,8 @@ def run(ctx: Context) -> Measurement:
     return Measurement({"questions": rows}, facts, partial)
 
 
-def _by_subject(qs: Sequence[Question]) -> dict[str, list[Question]]:
-    found: dict[str, list[Question]] = defaultdict(list)
+def _by_subject(qs: Asked) -> dict[str, Asked]:
+    found: dict[str, Asked] = defaultdict(list)
     for q in qs:
         found[q.subject].append(q)
     return found
@@ -99,9 +100,7 @@ class Pass:
     chunk: int
 
 
-def _score(
-    ctx: Context, scored: Sequence[Question], pairs: Mapping[str, Pair], encoder: Encoder
-) -> tuple[dict[str, dict[str, list[float]]], dict[str, Any]]:
+def _score(ctx: Context, scored: Asked, pairs: Pairs, encoder: Encoder) -> tuple[Scores, dict[str, Any]]:
     """Scores by pass ("scores"; for the baseline also "aa_scores", "prefix_scores") and id, and facts."""
     page, chunk = ctx.spec["page_size"], ctx.spec["prefill_chunk"]
     plan = []
@@ -119,7 +118,7 @@ def _score(
         again, facts = _again(ctx, scored, pairs, encoder)
         plan += again
         work |= facts
-    scores: dict[str, dict[str, list[float]]] = defaultdict(dict)
+    scores: Scores = defaultdict(dict)
     if not plan:
         return scores, work
     engine = ctx.engine(sequences=1, tokens=capacity([p.group for p in plan], ctx.model.device, page) * page)
@@ -134,14 +133,9 @@ def _score(
     return scores, work
 
 
-def _again(
-    ctx: Context, scored: Sequence[Question], pairs: Mapping[str, Pair], encoder: Encoder
-) -> tuple[list[Pass], dict[str, Any]]:
-    """The passes of the baseline's noise floor over a spread subset, and their facts.
-
-    One pass repeats the questions with everything changed that must not matter: no shared prefix, questions
-    of all subjects and lengths mixed, small chunks. The other one scores them after a line end, with prefixes
-    shared by subject as before; questions that then exceed the window are left out.
+def _again(ctx: Context, scored: Asked, pairs: Pairs, encoder: Encoder) -> tuple[list[Pass], dict[str, Any]]:
+    """The passes of the baseline's noise floor over a spread subset, and their facts: with no shared prefix,
+    all subjects and lengths mixed and small chunks; and behind a line end, where that fits the window.
     """
     subset = spread(scored, ctx.options["aa_limit"])
     ids = tuple(q.id for q in subset)
@@ -166,11 +160,8 @@ def _again(
     return passes, facts
 
 
-def _row(
-    q: Question, fitted: Fitted | None, scores: list[float] | None, template: Template
-) -> dict[str, Any]:
+def _row(q: Question, fitted: Fitted, scores: list[float] | None, template: Template) -> dict[str, Any]:
     """One question's row of the record. pick: the first of the highest scores, as in lm-eval."""
-    fitted = fitted or Fitted(None, 0, 0)
     skipped = problem(q)
     if skipped is None and (fitted.pair is None or scores is None):
         skipped = "no token of an answer is left to score behind a context"
@@ -198,9 +189,7 @@ def _row(
     }
 
 
-def _choice_ids(
-    asked: Sequence[Question], pairs: Mapping[str, Pair], encoder: Encoder
-) -> dict[str, list[list[int]]]:
+def _choice_ids(asked: Asked, pairs: Pairs, encoder: Encoder) -> dict[str, list[list[int]]]:
     """The distinct ids that were scored for each letter; empty where choices are texts."""
     found: dict[str, list[list[int]]] = defaultdict(list)
     for q in (q for q in asked if encoder.template.letters and q.id in pairs):

@@ -2,8 +2,7 @@
 chunks.
 
 The record holds raw sums: for each chunk its NLL, scored tokens, document and sums of divergences, and for a
-sample of tokens the divergences themselves. The native pass next to a candidate repeats the baseline's work;
-the largest difference from the baseline's record is in the facts.
+sample of tokens the divergences themselves.
 """
 
 from __future__ import annotations
@@ -57,10 +56,7 @@ def chunk_text(protocol: str, text: Corpus, tokenizer: Any) -> tuple[Chunked, di
 
 @dataclass
 class Pass:
-    """One engine over all chunks: the sums of each chunk in order, and the seconds of its forwards.
-
-    piece: most tokens of a sequence in one forward (the cell's prefill chunk).
-    """
+    """One engine over all chunks: each chunk's sums, and the seconds of its forwards."""
 
     engine: Engine
     piece: int
@@ -140,13 +136,11 @@ def run(ctx: Context) -> Measurement:
     """Raises Refused("invalid_context") for a model with fewer positions than a chunk, KvbenchError for a
     text with nothing to score, NotAvailable for a corpus that is not here.
     """
-    options = ctx.options
+    options, protocol = ctx.options, ctx.options["protocol"]
     text = corpus(options["data"], ctx.data_dir, options["split"])
-    chunked, facts = chunk_text(options["protocol"], text, ctx.model.tokenizer)
+    chunked, facts = chunk_text(protocol, text, ctx.model.tokenizer)
     if not chunked.chunks:
-        raise KvbenchError(
-            f"{text.name} has nothing to score under {options['protocol']}; use a longer text."
-        )
+        raise KvbenchError(f"{text.name} has nothing to score under {protocol}; use a longer text.")
     total, limit = len(chunked.chunks), ctx.model.facts.max_context
     places = evenly(total, options["limit_chunks"])
     chunks = [chunked.chunks[i] for i in places]
@@ -161,7 +155,7 @@ def run(ctx: Context) -> Measurement:
     candidate, native = passes["candidate"], passes.get("native")
     samples: dict[str, Any] = {"chunks": candidate.chunks}
     facts |= {"data_sha": text.sha256, "data_source": text.source, "data_license": text.license}
-    facts |= {"protocol": options["protocol"], "split": text.split, "text": "raw", "chunk": SIZE}
+    facts |= {"protocol": protocol, "split": text.split, "text": "raw", "chunk": SIZE}
     facts |= {
         "scored": sum(c.scored for c in chunks),
         "tokens": chunked.tokens,
@@ -184,9 +178,7 @@ def run(ctx: Context) -> Measurement:
 
 
 def _measure(ctx: Context, chunks: Sequence[Chunk]) -> tuple[dict[str, Pass], Divergence | None]:
-    """The passes by name: "candidate", and "native" for a candidate with `kld`. They alternate pack by pack
-    (A B B A), so that their times are taken under the same conditions.
-    """
+    """The passes by name: "candidate", and "native" for a candidate with `kld`; they alternate (A B B A)."""
     page, device = ctx.spec["page_size"], ctx.model.device
     packs = [[chunks[i] for i in pack] for pack in packed([len(c.tokens) for c in chunks], budget(device))]
     slots = max(sum(pages_for(len(c.tokens), page) for c in pack) for pack in packs) * page
@@ -213,13 +205,8 @@ def _measure(ctx: Context, chunks: Sequence[Chunk]) -> tuple[dict[str, Pass], Di
 
 
 def rerun_difference(record: Sequence[dict[str, Any]], rerun: Sequence[dict[str, Any]]) -> float:
-    """Largest |NLL difference| of a chunk between the baseline's record and its re-run.
-
-    Raises KvbenchError when the two did not score the same chunks.
-    """
+    """Largest |NLL difference| of a chunk between the baseline's record and its re-run."""
     places = [[(c["tokens"], c["document"]) for c in chunks] for chunks in (record, rerun)]
     if places[0] != places[1]:
-        raise KvbenchError(
-            "The baseline's record scored other chunks than this task; run the matrix again with --rerun all."
-        )
+        raise KvbenchError("The baseline's record scored other chunks than this task; use --rerun all.")
     return float(max(abs(a["nll"] - b["nll"]) for a, b in zip(record, rerun, strict=True)))

@@ -44,8 +44,8 @@ class Part:
     """What is quantized: these layers, sides ("k", "v" or "kv") and positions [first, end); the rest is
     native.
 
-    kind: "all", "side", "tokens", "alone" (one layer quantized), "kept" (one layer native) or "suggested";
-    of: which one.
+    kind: "all", "side", "tokens", "alone" (one layer quantized), "kept" (one native) or "suggested"; of:
+    which.
     """
 
     kind: str
@@ -57,10 +57,8 @@ class Part:
 
 
 class Writes(WriteObserver):
-    """Observes a native store: values of `part` are quantized in `like`'s format and dequantized before they
-    are written.
-
-    like: the cell's own engine. start: position of the first token of the forward's single sequence.
+    """Observes a native store: values of `part` go through the format of `like` and back before they are
+    written. start: position of the first token of the forward's single sequence.
     """
 
     def __init__(self, like: Engine) -> None:
@@ -89,9 +87,8 @@ class Writes(WriteObserver):
 
 
 def run(ctx: Context) -> Measurement:
-    """Raises Refused("invalid_context") for a model with fewer positions than a text has tokens, UsageError
-    for a corpus with too few documents, KvbenchError where everything quantized does not give the logits of
-    the cell's own engine.
+    """Raises Refused("invalid_context"), UsageError for too few documents, KvbenchError where everything
+    quantized does not give the logits of the cell's own engine.
     """
     options = ctx.options
     text = corpus(options["data"], ctx.data_dir)
@@ -115,24 +112,24 @@ def run(ctx: Context) -> Measurement:
     dtype = engine.model.dtype_name
     share = 0.0 if backend_label(engine) == "torch" else APART[dtype]
     if not (math.isfinite(measure.off_engine) and measure.off_engine <= share * measure.largest_logit):
-        rounding = f"{share:g} of the largest, {measure.largest_logit:.3g}, is rounding in {dtype}"
+        most = f" (up to {share:g} of the largest, {measure.largest_logit:.3g}, is rounding in {dtype})"
         raise KvbenchError(
             f"With every part quantized a logit differs by {measure.off_engine:.3g} from the engine in "
-            f"{engine.store.fmt.name}{f' (up to {rounding})' if share else ''}: the parts are not what this "
-            "cell stores, so they are not measured."
+            f"{engine.store.fmt.name}{most if share else ''}: the parts are not what this cell stores, so "
+            "they are not measured."
         )
     if kinds := untouched(found):
         raise KvbenchError(
             f"Quantizing everything costs {_kld(found[0]):.3g} nat, but every part of kind {kinds} costs "
             "exactly 0: the parts were not quantized, so they are not measured."
         )
-    facts = {
+    facts: dict[str, Any] = {
         "text_sha": content_hash(texts),
         "data_sha": text.sha256,
         "data_source": text.source,
-        "documents": len(texts),
-        "tokens": [len(ids) for ids in texts],
-        "first_tokens": first,
+    }
+    facts |= {"documents": len(texts), "tokens": [len(ids) for ids in texts], "first_tokens": first}
+    facts |= {
         "budget_pct": options["budget_pct"],
         "budget_bytes_per_token": room,
         "extra_bytes_per_token": extra,
@@ -162,7 +159,7 @@ class _Texts:
     """Measures parts over all texts, each against native on the same text."""
 
     def __init__(
-        self, ctx: Context, engine: Engine, native: Engine, texts: Sequence[Sequence[int]], total: int
+        self, ctx: Context, engine: Engine, native: Engine, texts: list[list[int]], total: int
     ) -> None:
         self.ctx, self.engine, self.native, self.texts = ctx, engine, native, texts
         self.total = total * len(texts)
@@ -209,12 +206,10 @@ def untouched(found: Sequence[dict[str, Any]]) -> str:
 
     One side, one range of tokens or one layer may cost nothing; both sides, both ranges or all layers cannot.
     """
-    whole = _kld(next(part for part in found if part["kind"] == "all"))
-    kinds: dict[str, list[float]] = {"side": [], "tokens": [], "alone": []}
-    for part in found:
-        if part["kind"] in kinds:
-            kinds[part["kind"]].append(_kld(part))
-    return ", ".join(kind for kind, each in kinds.items() if each and whole > 0 and not any(each))
+    names = ("all", "side", "tokens", "alone")
+    kinds = {kind: [_kld(part) for part in found if part["kind"] == kind] for kind in names}
+    costly = kinds["all"][0] > 0
+    return ", ".join(kind for kind, each in kinds.items() if costly and each and not any(each))
 
 
 def suggest(found: Sequence[dict[str, Any]], extra: Sequence[float], room: float) -> list[int]:

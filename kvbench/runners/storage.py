@@ -1,11 +1,10 @@
 """Live bytes of the KV store at the cell's batch and context, layer by layer, against the formula.
 
-The store is made for exactly `batch` sequences of `context` tokens, and all its pages are in use: the bytes
-are those of the live tensors. On a GPU a real prefill and one decode step fill the pages, because the peak of
-allocated memory is measured there. Its parts are measured separately: memory before there are pages (weights,
-and `held_bytes` beyond them), the tensors of the pages, and what the run adds (`workspace_bytes`). A second
-copy of the pages would be in none of these parts, so they would not add up to the peak. The expected bytes
-come from the resolved format of the decision, not from the store.
+The store is made for exactly `batch` sequences of `context` tokens, and all its pages are in use. On a GPU a
+real prefill and one decode step fill them, because the peak of allocated memory is measured there. Its parts
+are measured separately: memory before there are pages (weights, and `held_bytes` beyond them), the tensors of
+the pages, and what the run adds (`workspace_bytes`). With a second copy of the pages these would not add up
+to the peak.
 """
 
 from __future__ import annotations
@@ -99,8 +98,8 @@ def weights_bytes(model: nn.Module) -> int:
 def weight_facts(loaded: LoadedModel, weights: str) -> dict[str, Any]:
     """Bytes of the loaded weights and of the formula. weights: the resolved format.
 
-    The formula takes shapes from a model built from the config without storage, and formats from the
-    decision, so that a weight that was dequantized or is held twice does not confirm itself.
+    The formula takes shapes from a model built from the config, and formats from the decision, so that a
+    weight that was dequantized or is held twice does not confirm itself.
     """
     if (weights != "native") != bool(loaded.weights.modules):
         raise KvbenchError(
@@ -124,11 +123,7 @@ def weight_facts(loaded: LoadedModel, weights: str) -> dict[str, Any]:
 
 
 def formula(loaded: LoadedModel, weights: str) -> dict[str, int]:
-    """{"payload", "scales", "native"}: bytes of the model in this format.
-
-    Scales count in the dtype in which they are held: a checkpoint may have narrower ones than quantizing on
-    load.
-    """
+    """{"payload", "scales", "native"}: bytes of the model in this format; scales in the dtype held."""
     asked, live, dtype = WEIGHT_FORMATS[weights], fp8_modules(loaded.model), dtype_name(loaded.dtype)
     payload = scales = native = 0
     converted = {f"{name}.weight": name for name in loaded.weights.modules}

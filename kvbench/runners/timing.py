@@ -3,9 +3,8 @@
     TTFT   request submitted -> first token on the host, device synchronised, sampling included
     ITL    gap between consecutive tokens of a sequence; one sample a step of a static batch; excludes TTFT
 
-The clock is monotonic. Garbage is collected once before the first request and not again until the last one
-has ended. All requests have the same shapes, and each arm has its own warm-up requests of these shapes,
-reported separately, so that compiling a shape never falls into a measured request.
+Garbage is collected before the first request and not again until the last one has ended. Each arm has its own
+warm-up requests of the measured shapes, so that compiling never falls into a measured one.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+Clock = Callable[[], float]
+
 
 class Arm(Protocol):
     """One engine with one fixed request (a static batch).
 
-    submit() starts a new request up to its first token, step() adds one token to each sequence; both may
-    return before the device is done. synchronize() returns when the latest token is on the host. close() ends
-    the request. ran() returns what served the open request; it is stored with the times.
+    submit() starts it up to its first token, step() adds one token to each sequence; both may return before
+    the device is done. synchronize() returns when the latest token is on the host. ran(): what served it.
     """
 
     def submit(self) -> None: ...
@@ -34,10 +34,8 @@ class Arm(Protocol):
 
 @dataclass(frozen=True)
 class Timing:
-    """One request. order: its place in the measured schedule (requests 2i and 2i + 1 are a pair); -1 for a
-    warm-up.
-
-    total_ms: from submission to the last token. device: its state before and after, read outside of the time.
+    """One request. order: its place in the measured schedule (2i and 2i + 1 are a pair); -1 for a warm-up.
+    total_ms: up to the last token. device: its state before and after, read outside of the time.
     """
 
     arm: str
@@ -56,7 +54,7 @@ class Timings:
 
 
 def time_request(
-    label: str, order: int, arm: Arm, new_tokens: int, clock: Callable[[], float] = time.perf_counter
+    label: str, order: int, arm: Arm, new_tokens: int, clock: Clock = time.perf_counter
 ) -> Timing:
     """Time one request of `new_tokens` tokens; a single token has a TTFT and no ITL."""
     if new_tokens < 1:
@@ -86,7 +84,7 @@ def measure(
     new_tokens: int,
     repeats: int,
     warmup: int,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = time.perf_counter,
     progress: Callable[[int, int, str], None] = lambda done, total, note: None,
     read_state: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Timings:

@@ -38,13 +38,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`pages(kind)`: the page of a passing, failing, hostile, many-formats or real run, made on first use."""
     folder = tmp_path_factory.mktemp("pages")
     made: dict[str, Path] = {}
+    formats = ("native", "int8_sym", "int8_static", "fp8_e4m3")
     makers: dict[str, Callable[[], Any]] = {
         "passing": make,
         "failing": lambda: fail(make()),
         "hostile": lambda: hostile(make, NASTY),
-        "formats": lambda: make(
-            formats=("native", "int8_sym", "int8_static", "fp8_e4m3"), contexts=(128, 512, 2048)
-        ),
+        "formats": lambda: make(formats=formats, contexts=(128, 512, 2048)),
     }
 
     def page(kind: str) -> Path:
@@ -82,21 +81,16 @@ def show(chromium: Browser, pages: Callable[[str], Path]) -> Iterator[Open]:
     contexts = []
 
     def go(kind: str, width: int = 1400, scheme: str = "light", scripts: bool = True, **more: Any) -> Page:
-        context = chromium.new_context(
-            viewport={"width": width, "height": 900},
-            color_scheme=scheme,
-            java_script_enabled=scripts,
-            **more,  # type: ignore[arg-type]
-        )
+        looks = {"color_scheme": scheme, "java_script_enabled": scripts, **more}
+        context = chromium.new_context(viewport={"width": width, "height": 900}, **looks)  # type: ignore[arg-type]
         contexts.append(context)
         url = pages(kind).as_uri()
 
         def gate(route: Any) -> None:
             if route.request.url.split("#")[0] == url:
-                route.continue_()
-            else:
-                asked.append(route.request.url)
-                route.abort()
+                return route.continue_()
+            asked.append(route.request.url)
+            return route.abort()
 
         context.route("**/*", gate)
         page = context.new_page()

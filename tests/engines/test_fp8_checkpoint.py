@@ -17,7 +17,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from kvbench.engines.reference.load import load_model
 from kvbench.engines.reference.weights import fp8_checkpoint
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
-from kvbench.engines.reference.weights.fp8_tensors import read_scales
 from kvbench.engines.reference.weights.quantize_model import quantize_model
 from kvbench.engines.reference.weights.tensor_files import TensorFiles
 from kvbench.errors import KvbenchError, Refused, UsageError
@@ -191,9 +190,9 @@ def test_a13_t4_scales_of_another_shape_are_an_error(tmp_path, shape, change):
     codes, scales = torch.ones(576, 2048).to(FP8), torch.ones(5, 16)
     save_file({"s": scales, "wrong": change(scales).clone().contiguous()}, tmp_path / FILE)
     with TensorFiles(tmp_path) as files:
-        assert torch.equal(read_scales("m", files, "s", codes, Fp8Config())[0], scales)
+        assert torch.equal(fp8_checkpoint.read_scales("m", files, "s", codes, Fp8Config())[0], scales)
         with pytest.raises(KvbenchError) as e:
-            read_scales("m", files, "wrong", codes, Fp8Config())
+            fp8_checkpoint.read_scales("m", files, "wrong", codes, Fp8Config())
     assert str(e.value) == (
         f"The scales wrong of the checkpoint m have shape {shape}; a weight [576, 2048] in 128x128 "
         "blocks has scales [5, 16]. Export the checkpoint again."

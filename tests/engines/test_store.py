@@ -10,7 +10,7 @@ from kvbench.engines.reference.kv.pages import StoreFull
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.errors import UsageError
 from kvbench.formats.kv import KV_FORMATS, KVShape, StoredBytes, kv_bytes, pages_for
-from kvbench_kernels.kv.offsets import flat_offset
+from kvbench_kernels.kv.layout import flat_offset
 from kvbench_kernels.kv.quantize import QUANTIZE, dequantize
 from tests.factories.stores import (
     FORMATS,
@@ -201,7 +201,7 @@ def test_a02_t3_a_missing_layer_is_refused(given):
 
 @pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
 def test_a02_a_scale_that_would_go_unused_is_refused(fmt):
-    with pytest.raises(UsageError, match="computes or needs no scale"):
+    with pytest.raises(UsageError, match="takes no scale"):
         PagedKVStore(KV_FORMATS[fmt], [SHAPE], 16, 4, torch.float32, "cpu", [(0.05, 0.05)])
 
 

@@ -1,7 +1,5 @@
 """FP8 block quantization in torch: the exact bytes, tails of dimensions, and which way a scale goes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -39,7 +37,8 @@ def one_block(*values):
     return raw(codes)[0, 1:]
 
 
-def test_a06_t1_a_block_saturates_and_never_holds_nan():
+def test_a06_t1_a_block_saturates_and_never_holds_nan_and_t2_has_subnormals():
+    assert one_block(2**-9, 1.5 * 2**-10, 2**-10, 0.00097).tolist() == [0x01, 0x01, 0x00, 0x00]
     assert one_block(448, -448, 447.9, 432, 431.9).tolist() == [0x7E, 0xFE, 0x7E, 0x7E, 0x7D]
     # amax / (amax / 448) can come out a little above 448.
     draw = torch.rand(4096, 1, generator=torch.Generator().manual_seed(0))
@@ -50,10 +49,6 @@ def test_a06_t1_a_block_saturates_and_never_holds_nan():
     assert ((raw(codes) & 0x7F) != 0x7F).all()
 
 
-def test_a06_t2_subnormals_of_a_block():
-    assert one_block(2**-9, 1.5 * 2**-10, 2**-10, 0.00097).tolist() == [0x01, 0x01, 0x00, 0x00]
-
-
 @pytest.mark.parametrize(
     ("n", "k", "shape"),
     [(576, 2048, (5, 16)), (4544, 128, (36, 1)), (1000, 128, (8, 1)), (192, 192, (2, 2)), (100, 1, (1, 1))],
@@ -62,10 +57,7 @@ def test_a13_t1_a_tail_is_a_block_of_its_own(n, k, shape):
     assert scale_shape(n, k) == shape
     codes, scales = quantize_blocks(torch.ones(n, k))
     assert (tuple(codes.shape), tuple(scales.shape)) == ((n, k), shape)
-
-
-def test_a13_t1_192_columns_are_128_and_64():
-    w = torch.ones(1, 192)
+    w = torch.ones(1, 192)  # 128 and 64 columns
     w[0, 127], w[0, 128] = 2.0, 4.0  # the last of the first block, the first of the second
     assert quantize_blocks(w)[1].mul(448).tolist() == [[2.0, 4.0]]
 
@@ -127,23 +119,10 @@ def test_weight_bytes_count_a_whole_scale_for_a_tail():
     assert live == [weight_bytes(fp8, 576, 192, "float32").payload, 40]
 
 
-def test_a_cast_of_the_model_leaves_codes_and_scales_alone():
-    layer = Fp8Linear.quantized(torch.nn.Linear(200, 130))
-    before = raw(layer.weight.data).clone(), layer.weight_scale_inv.clone()
-    layer.to(torch.bfloat16)
-    assert (layer.weight.dtype, layer.weight_scale_inv.dtype) == (torch.float8_e4m3fn, torch.float32)
-    assert torch.equal(raw(layer.weight.data), before[0])
-    assert torch.equal(layer.weight_scale_inv, before[1])
-    assert layer.bias.dtype == torch.bfloat16
-    assert layer(torch.ones(2, 3, 200, dtype=torch.bfloat16)).shape == (2, 3, 130)
-
-
 @pytest.mark.parametrize("shape", [(4, 16), (6, 16), (5, 15), (5, 17), (16, 5)])
 def test_a13_t4_the_primitives_refuse_scales_of_another_shape(shape):
     codes = torch.zeros(576, 2048, dtype=torch.float8_e4m3fn)
-    for function, operands in (
-        (dequantize_blocks, ()),
-        (fp8_dequantize_matmul_torch, (torch.zeros(1, 2048),)),
-    ):
-        with pytest.raises(ValueError, match=r"\[5, 16\]"):
-            function(*operands, codes, torch.ones(shape))
+    with pytest.raises(ValueError, match=r"\[5, 16\]"):
+        dequantize_blocks(codes, torch.ones(shape))
+    with pytest.raises(ValueError, match=r"\[5, 16\]"):
+        fp8_dequantize_matmul_torch(torch.zeros(1, 2048), codes, torch.ones(shape))

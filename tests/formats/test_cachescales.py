@@ -1,7 +1,5 @@
 """Scales of a KV cache in a checkpoint: names that exporters write, exact values in every dtype, refusals."""
 
-from __future__ import annotations
-
 import json
 import struct
 
@@ -51,7 +49,8 @@ def write(folder, tensors, name="model.safetensors"):
 def refuse(folder, tensors):
     with pytest.raises(Refused) as caught:
         stored_scales(write(folder, tensors), 4)
-    return caught.value
+    assert caught.value.reason == "checkpoint_scale_unusable"
+    return str(caught.value)
 
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn]
@@ -84,16 +83,13 @@ def test_all_codes_of_a_narrow_dtype_are_those_of_torch(tmp_path, dtype):
                 stored_scales(files, 4)
 
 
-def test_one_number_for_both_sides_and_equal_ones_twice(tmp_path):
+def test_one_number_for_both_sides_equal_ones_twice_and_all_shards(tmp_path):
     at, beyond = "model.layers.0.self_attn", "model.layers.7.self_attn"  # the model has two layers
     again = torch.tensor([0.5], dtype=torch.bfloat16)
     files = write(tmp_path, {f"{at}.kv_scale": 0.5, f"{at}.k_scale": again, f"{beyond}.k_scale": -1.0})
     found = stored_scales(files, 2)
     assert {key: held.value for key, held in found.items()} == {(0, "k"): 0.5, (0, "v"): 0.5}
     assert len(found[0, "k"].tensors) == 2
-
-
-def test_scales_of_all_shards_are_found(tmp_path):
     files = write(tmp_path, {"layers.0.self_attn.k_scale": 0.25}, "a.safetensors")
     files += write(tmp_path, {"layers.1.self_attn.k_scale": 0.75}, "b.safetensors")
     found = [stored_scales(files, 2)[i, "k"] for i in range(2)]
@@ -112,13 +108,12 @@ def test_scales_of_all_shards_are_found(tmp_path):
     ],
 )  # fmt: skip
 def test_a02_t3_a_scale_that_is_none_is_refused_with_tensor_and_file(tmp_path, tensor, words):
-    error = refuse(tmp_path, {f"{AT}.k_scale": tensor})
-    assert error.reason == "checkpoint_scale_unusable"
-    assert f"{AT}.k_scale of model.safetensors {words}" in str(error)
+    message = refuse(tmp_path, {f"{AT}.k_scale": tensor})
+    assert f"{AT}.k_scale of model.safetensors {words}" in message
 
 
 def test_two_values_for_one_side_are_refused(tmp_path):
-    message = str(refuse(tmp_path, {f"{AT}.kv_scale": 0.5, f"{AT}.v_proj.v_scale": 0.25}))
+    message = refuse(tmp_path, {f"{AT}.kv_scale": 0.5, f"{AT}.v_proj.v_scale": 0.25})
     found = (
         "V of layer 3",
         f"{AT}.kv_scale of model.safetensors is 0.5",
@@ -136,13 +131,10 @@ def config(scheme):
 
 
 def test_the_scheme_says_of_which_format_the_scales_are():
-    check_scheme({}, "fp8_e4m3_static", "m")
-    check_scheme(config(None), "fp8_e4m3_static", "m")
-    check_scheme(config(SCHEME), "fp8_e4m3_static", "m")
-    check_scheme(config({"num_bits": 8, "type": "float"}), "fp8_e4m3_static", "m")
-    check_scheme(
-        config({**SCHEME, "type": "int", "observer": "minmax", "group_size": None}), "int8_static", "m"
-    )
+    for given in ({}, config(None), config(SCHEME), config({"num_bits": 8, "type": "float"})):
+        check_scheme(given, "fp8_e4m3_static", "m")
+    ints = config({**SCHEME, "type": "int", "observer": "minmax", "group_size": None})
+    check_scheme(ints, "int8_static", "m")
 
 
 @pytest.mark.parametrize(
@@ -157,21 +149,17 @@ def test_a_format_that_the_scales_are_not_for_is_refused_with_the_reason(config_
 
 
 @pytest.mark.parametrize(
-    ("scheme", "words"),
+    ("change", "words"),
     [
-        ({**SCHEME, "symmetric": False}, "symmetric: False"),
-        ({**SCHEME, "dynamic": True}, "dynamic: True"),
-        ({**SCHEME, "dynamic": "local"}, "dynamic: local"),
-        ({**SCHEME, "strategy": "channel"}, "strategy: channel"),
-        ({**SCHEME, "strategy": "attn_head"}, "strategy: attn_head"),
-        ({**SCHEME, "num_bits": 4}, "num_bits: 4"),
-        ({**SCHEME, "group_size": 64}, "group_size: 64"),
-        ({"num_bits": 8}, "type: None"),
-        ({**SCHEME, "rotation": "hadamard"}, "rotation: hadamard"),
-        ("fp8", "kv_cache_scheme: fp8"),
+        ({"symmetric": False}, "symmetric: False"), ({"dynamic": True}, "dynamic: True"),
+        ({"dynamic": "local"}, "dynamic: local"), ({"strategy": "channel"}, "strategy: channel"),
+        ({"strategy": "attn_head"}, "strategy: attn_head"), ({"num_bits": 4}, "num_bits: 4"),
+        ({"group_size": 64}, "group_size: 64"), ({"type": None}, "type: None"),
+        ({"rotation": "hadamard"}, "rotation: hadamard"), (None, "kv_cache_scheme: fp8"),
     ],
-)
-def test_a_scheme_that_is_not_read_is_refused_by_name(scheme, words):
+)  # fmt: skip
+def test_a_scheme_that_is_not_read_is_refused_by_name(change, words):
+    scheme = "fp8" if change is None else {**SCHEME, **change}
     with pytest.raises(Refused, match=f"The checkpoint m has {words} in its kv_cache_scheme, expected") as e:
         check_scheme(config(scheme), "fp8_e4m3_static", "m")
     assert e.value.reason == "kv_cache_scheme_unsupported"
@@ -182,21 +170,17 @@ CACHE_ONLY = {"quant_method": "compressed-tensors", "config_groups": {}, "format
               "ignore": [], "quantization_status": "compressed", "version": "0.9"}  # fmt: skip
 
 
-def test_weights_are_native_where_the_cache_alone_is_quantized():
-    assert cache_only(CACHE_ONLY)
-    assert fp8_config({"quantization_config": CACHE_ONLY}, "m") is None
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, {"kv_cache_scheme": None},
-        {"quant_method": "modelopt"},
-        {"sparsity_config": {"format": "sparse-24"}}, {"transform_config": {"config_groups": {"R1": {}}}},
-        {"unheard_of": 1},
+        {"quant_method": "modelopt"}, {"sparsity_config": {"format": "sparse-24"}},
+        {"transform_config": {"config_groups": {"R1": {}}}}, {"unheard_of": 1},
     ],
 )  # fmt: skip
-def test_anything_else_that_is_quantized_is_not_the_cache_alone(change):
+def test_weights_are_native_only_where_the_cache_alone_is_quantized(change):
+    assert cache_only(CACHE_ONLY)
+    assert fp8_config({"quantization_config": CACHE_ONLY}, "m") is None
     assert not cache_only({**CACHE_ONLY, **change})
 
 
@@ -209,39 +193,25 @@ def test_a_file_is_read_by_its_header_alone(tmp_path):
     assert stored_scales([file], 4)[3, "k"].value == 0.125
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(f"model.layers.0.self_attn.{name}" for name in ("attn.k_proj.k_scale", "k_cache_scale",
-                                                          "kv_cache_scale",
-                                                          "k_proj.kscale", "attn._k_scale",
-                                                          "k_proj.cache_scale")),
-        "k_cache_scale", "model.layers.0.self_attn.encoder.layers.0.self_attn.k_scale",
-    ],
-)  # fmt: skip
+OTHERS = ("attn.k_proj.k_scale", "k_cache_scale", "kv_cache_scale", "k_proj.kscale", "attn._k_scale",
+          "k_proj.cache_scale", "encoder.layers.0.self_attn.k_scale")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["k_cache_scale", *(f"model.layers.0.self_attn.{name}" for name in OTHERS)])
 def test_a14_t2_a_scale_of_the_cache_under_a_name_that_is_not_read_is_refused(tmp_path, name):
     """1.0 by default must not stand for one that is there."""
-    error = refuse(tmp_path, {name: 0.5, "model.layers.0.self_attn.v_proj.v_scale": 0.5})
-    assert error.reason == "checkpoint_scale_unusable"
-    assert f"holds {name} of model.safetensors," in str(error)
-
-
-def test_scales_of_queries_and_probabilities_are_no_part_of_a_cache(tmp_path):
-    names = ("q_scale", "prob_scale", "attn.q_scale", "q_proj.q_scale")
-    assert (
-        stored_scales(write(tmp_path, {f"model.layers.0.self_attn.{name}": 0.5 for name in names}), 2) == {}
-    )
+    message = refuse(tmp_path, {name: 0.5, "model.layers.0.self_attn.v_proj.v_scale": 0.5})
+    assert f"holds {name} of model.safetensors," in message
 
 
 @pytest.mark.parametrize(
     "prefix", ["vision_tower.", "draft.", "model.vision_tower.encoder.", "language_model."]
 )
-def test_scales_of_another_tower_are_neither_read_nor_refused(tmp_path, prefix):
-    other = {
-        "0.self_attn.k_scale": 0.5,
-        "0.self_attn.k_cache_scale": 0.5,
-        "1.self_attn.v_scale": float("nan"),
-    }
-    tensors = {f"{prefix}layers.{name}": x for name, x in other.items()}
+def test_scales_of_another_tower_or_of_queries_are_neither_read_nor_refused(tmp_path, prefix):
+    others = {"k_scale": 0.5, "k_cache_scale": 0.5, "v_scale": float("nan")}
+    tensors = {f"{prefix}layers.0.self_attn.{name}": x for name, x in others.items()}
+    queries = ("q_scale", "prob_scale", "attn.q_scale", "q_proj.q_scale")
+    tensors |= {f"model.layers.0.self_attn.{name}": 0.5 for name in queries}
+    assert stored_scales(write(tmp_path, tensors), 2) == {}
     found = stored_scales(write(tmp_path, tensors | {"model.layers.0.self_attn.v_scale": 0.25}), 2)
     assert {part: held.value for part, held in found.items()} == {(0, "v"): 0.25}

@@ -1,8 +1,4 @@
-"""Pools from a memory budget: as many pages as the byte formula allows, and the refusal before an
-allocation.
-"""
-
-from __future__ import annotations
+"""Pools from a memory budget: as many pages as the formula allows, and the refusal before an allocation."""
 
 import pytest
 from hypothesis import given
@@ -72,25 +68,22 @@ def fits(fmt, sequences, tokens, free):
     check_fits(KV_FORMATS[fmt], QWEN3_8B, 16, "bfloat16", sequences, tokens, free)
 
 
-def refusal(fmt, sequences, tokens, free):
+def refusal(*given):
     with pytest.raises(Refused) as caught:
-        fits(fmt, sequences, tokens, free)
+        fits(*given)
     assert caught.value.reason == "kv_does_not_fit"
     return str(caught.value)
 
 
 def test_a_store_that_does_not_fit_names_the_bytes_and_the_largest_context_that_does():
-    """At 32 GiB above the reserve int8_sym has 28,678 pages (33,280 B a layer), 7,169 for each of 4
-    sequences.
-    """
+    """At 32 GiB above the reserve int8_sym has 28,678 pages (33,280 B a layer), 7,169 for each of 4."""
     free = RESERVE_BYTES + 32 * 2**30
     longest = 28_678 // 4 * 16
     fits("int8_sym", 4, longest, free)
     message = refusal("int8_sym", 4, longest + 1, free)
     numbers = (f"needs {4 * 7_170 * 36 * 33_280:,} B", f"{free:,} B are free", "1,073,741,824 B are kept")
-    assert [
-        words for words in (*numbers, "4 sequence(s) of 114,705", "114,704 tokens") if words not in message
-    ] == []
+    found = (*numbers, "4 sequence(s) of 114,705", "114,704 tokens")
+    assert [words for words in found if words not in message] == []
     assert "58,240 tokens" in refusal("native", 4, longest, free)
 
 

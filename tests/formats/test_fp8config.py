@@ -1,7 +1,5 @@
 """What the quantization_config of a checkpoint says, what is refused, and which modules it converts."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvbench.errors import UsageError
@@ -25,27 +23,18 @@ def test_a_config_without_quantization_is_native(config):
     assert fp8_config(config, "x") is None
 
 
-SPELLED = {
-    "fmt": "e4m3",
-    "scale_fmt": "float",
-    "expert_dtype": "fp8",
-    "dequantize": False,
-    "modules_to_convert": [],
-}
-
-
 @pytest.mark.parametrize(
     "given",
     [
-        {},
-        {"activation_scheme": "absent"},
+        {}, {"activation_scheme": "absent"},
         {"activation_scheme": None, "fmt": None, "modules_to_convert": None},
-        SPELLED,
+        {"fmt": "e4m3", "scale_fmt": "float", "expert_dtype": "fp8", "dequantize": False,
+         "modules_to_convert": []},
         {"weight_block_size": (128, 128), "is_checkpoint_fp8_serialized": True},
         {"kv_cache_scheme": {"num_bits": 8, "type": "float"}},
         {"kv_cache_scheme": {"anything": "of the cache, for cells that read its scales"}},
     ],
-)
+)  # fmt: skip
 def test_the_layout_that_is_read_under_all_its_spellings(given):
     assert read(**given) == Fp8Config()
 
@@ -85,25 +74,15 @@ def test_every_other_quantization_is_refused_by_name(given, words):
     assert "kvbench quantize" in str(e.value)
 
 
-def test_a_quantization_config_that_is_no_mapping_is_refused():
+def test_what_is_written_is_what_is_read_and_the_list_goes_by_two_names():
     with pytest.raises(UsageError, match="quantization_config is fp8, expected a mapping"):
         fp8_config({"quantization_config": "fp8"}, "x")
-
-
-def test_powers_of_two_are_known_from_the_config():
     assert read(scale_fmt="ue8m0").ue8m0
-
-
-def test_what_is_written_is_what_is_read():
     config = Fp8Config(("lm_head", "model.layers.0.mlp.gate"))
     assert fp8_config({"quantization_config": config.as_dict()}, "x") == config
-
-
-@pytest.mark.parametrize(
-    "names", [["ignored_layers"], ["modules_to_not_convert"], ["ignored_layers", "modules_to_not_convert"]]
-)
-def test_the_list_goes_by_two_names(names):
-    assert read(**{name: ["lm_head"] for name in names}) == Fp8Config(("lm_head",))
+    names = ("ignored_layers", "modules_to_not_convert")
+    for given in (names[:1], names[1:], names):
+        assert read(**{name: ["lm_head"] for name in given}) == Fp8Config(("lm_head",))
 
 
 def test_a15_t1_gate_is_not_gate_proj():
@@ -118,20 +97,13 @@ def test_a15_t1_gate_is_not_gate_proj():
         ("model.layers.0.mlp.gate", "model.layers.0.mlp.gate", True),
         ("layers.0.mlp.gate", "model.layers.0.mlp.gate", True),
         ("model.layers.0.mlp.gate", "layers.0.mlp.gate", True),
-        ("mlp.gate", "model.layers.0.mlp.gate", True),
-        ("gate", "model.layers.0.mlp.gate", True),
-        ("gate", "model.layers.0.mlp.gate_proj", False),
-        ("mlp.gate", "model.layers.0.mlp.gate_proj", False),
-        ("ate", "model.layers.0.mlp.gate", False),
-        ("layers.1", "model.layers.1.mlp.gate", True),
-        ("layers.1", "model.layers.11.mlp.gate", False),
-        ("model.layers.1", "model.layers.11", False),
-        ("model", "model.layers.1.mlp.up_proj", True),
-        ("model", "lm_head", False),
-        ("lm_head", "lm_head", True),
-        ("lm", "lm_head", False),
-        ("layers.*.gate", "model.layers.0.gate", False),
-        ("layers?0", "model.layers.0", False),
+        ("mlp.gate", "model.layers.0.mlp.gate", True), ("gate", "model.layers.0.mlp.gate", True),
+        ("gate", "model.layers.0.mlp.gate_proj", False), ("mlp.gate", "model.layers.0.mlp.gate_proj", False),
+        ("ate", "model.layers.0.mlp.gate", False), ("layers.1", "model.layers.1.mlp.gate", True),
+        ("layers.1", "model.layers.11.mlp.gate", False), ("model.layers.1", "model.layers.11", False),
+        ("model", "model.layers.1.mlp.up_proj", True), ("model", "lm_head", False),
+        ("lm_head", "lm_head", True), ("lm", "lm_head", False),
+        ("layers.*.gate", "model.layers.0.gate", False), ("layers?0", "model.layers.0", False),
     ],
 )  # fmt: skip
 def test_a15_t1_whole_components_only(pattern, name, expected):

@@ -1,7 +1,5 @@
 """Exact values of the KV quantizers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -39,11 +37,6 @@ def raw(codes):
     return codes.view(torch.uint8).tolist()
 
 
-def back(fmt, x, scale=None):
-    result = QUANTIZE[fmt](x, scale)
-    return dequantize(result.codes, scale if result.scales is None else result.scales, torch.float32)
-
-
 def static_scale(fmt, value=0.05):
     return f32(value) if KV_FORMATS[fmt].scale_kind == "static" else None
 
@@ -68,7 +61,7 @@ def test_native_is_the_input_itself():
 # A02: static scales
 
 
-def test_a02_t1_static_scale_is_the_one_that_is_used():
+def test_a02_t1_static_scale_is_the_one_that_is_used_and_t2_clipping_is_counted():
     x = f32(0.3, -0.4, 1.2, 4.5, -4.9)
     good = quantize_int8_static(x, f32(0.05))
     assert good.codes.tolist() == [6, -8, 24, 90, -98]
@@ -76,9 +69,6 @@ def test_a02_t1_static_scale_is_the_one_that_is_used():
     collapsed = quantize_int8_static(x, f32(1.0))
     assert collapsed.codes.tolist() == [0, 0, 1, 4, -5]
     assert (dequantize(collapsed.codes, f32(1.0), torch.float32) - x).abs().max() == 0.5
-
-
-def test_a02_t2_clipping_is_counted():
     result = quantize_int8_static(f32(8.0, -8.0, 6.35, 6.37, 1.0), f32(0.05))
     assert result.codes.tolist() == [127, -127, 127, 127, 20]
     assert result.clipped.item() == 2  # 6.37 rounds to 127, as 6.35 does
@@ -87,14 +77,10 @@ def test_a02_t2_clipping_is_counted():
 
 
 @pytest.mark.parametrize("fmt", ["int8_static", "fp8_e4m3_static"])
-def test_static_formats_refuse_to_run_without_a_scale(fmt):
+def test_without_a_scale_of_the_rows_nothing_is_quantized_or_dequantized(fmt):
     with pytest.raises(ValueError, match="needs a scale"):
         QUANTIZE[fmt](f32(1.0), None)
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
-def test_codes_cannot_be_dequantized_without_scales_of_their_rows(dtype):
-    codes = torch.zeros(2, 3, 4).to(dtype)
+    codes = QUANTIZE[fmt](torch.zeros(2, 3, 4), f32(1.0)).codes
     with pytest.raises(ValueError, match="need their scale"):
         dequantize(codes, None, torch.float32)
     with pytest.raises(ValueError, match="do not fit codes"):
@@ -119,14 +105,8 @@ def test_a03_t2_zero_row_is_exactly_zero_and_leaves_its_neighbour_alone(fmt):
         assert both.scales.isfinite().all()
         assert (both.scales > 0).all()  # a stored 0 means "never written"
         assert both.scales[1] == alone.scales[0]
+        assert both.scales[0] == {"int8_sym": 2.0**-24, "fp8_e4m3": 2.0**-126}[fmt]  # the smallest
     assert both.nonfinite.item() == 0
-
-
-def test_zero_rows_have_the_smallest_scales():
-    scales = [
-        quantize(torch.zeros(1, 8)).scales.item() for quantize in (quantize_int8_sym, quantize_fp8_e4m3)
-    ]
-    assert scales == [2.0**-24, 2.0**-126]
 
 
 # A04: the FP16 scale
@@ -149,12 +129,9 @@ def test_a04_t1_to_t4_scale_is_rounded_up_to_fp16(amax, scale, code):
     assert result.scales.tolist() == [scale]
     assert result.codes[0, :2].tolist() == [code, -code]
     assert result.overflow.item() == 0
-    error = (dequantize(result.codes, result.scales, torch.float32) - x).abs().max().item()
-    assert error <= scale / 2 + 1e-6
-
-
-def test_a04_t1_error_of_a_subnormal_scale():
-    assert (back("int8_sym", f32(1e-6)).item() - 1e-6) == pytest.approx(1.3e-8, abs=1e-9)
+    error = dequantize(result.codes, result.scales, torch.float32) - x
+    assert error.abs().max().item() <= scale / 2 + 1e-6
+    assert amax != 1e-6 or error[0, 0].item() == pytest.approx(1.3e-8, abs=1e-9)
 
 
 @pytest.mark.parametrize("amax", [8_319_009.0, 8_323_072.0, 1e7, 3.4e38])
@@ -165,39 +142,17 @@ def test_a04_t4_a_scale_beyond_fp16_is_counted_and_never_inf(amax):
     assert result.codes[0].tolist() == [127, 0]
 
 
-def test_a04_t5_minus_128_never_appears():
+@pytest.mark.parametrize("code", [0.5, 1.5, 2.5, -0.5, -1.5, 126.5])
+def test_a04_t5_minus_128_never_appears_and_ties_go_to_even(code):
+    assert quantize_int8_static(f32(code), f32(1.0)).codes.item() == round(code)
+    assert quantize_int8_sym(f32(127.0, code)).codes[1].item() == round(code)
     assert quantize_int8_static(f32(-200.0, -128.0, -127.5), f32(1.0)).codes.tolist() == [-127] * 3
     x = normal(64, 128, seed=2) * 1e3
     for codes in (quantize_int8_sym(x).codes, quantize_int8_static(x, f32(0.05)).codes):
         assert codes.min().item() == -127
 
 
-@pytest.mark.parametrize("code", [0.5, 1.5, 2.5, -0.5, -1.5, 126.5])
-def test_ties_go_to_even(code):
-    assert quantize_int8_static(f32(code), f32(1.0)).codes.item() == round(code)
-    assert quantize_int8_sym(f32(127.0, code)).codes[1].item() == round(code)
-
-
 # A05: outliers
-
-
-@pytest.mark.parametrize(
-    ("outlier", "int8", "fp8"),
-    [(None, 0.0065, 0.026), (30.0, 0.068, 0.026), (100.0, 0.226, 0.0265)],
-    ids=["gaussian", "one_channel_x30", "one_channel_x100"],
-)
-def test_a05_t1_outlier_channel_flips_the_ranking(outlier, int8, fp8):
-    x = normal(4096, 128, seed=3)
-    if outlier is not None:
-        x[:, 7] *= outlier
-    keep = torch.arange(128) != 7
-    error = {}
-    for fmt in ("int8_sym", "fp8_e4m3"):
-        difference = (back(fmt, x) - x)[:, keep]
-        error[fmt] = (difference.square().mean() / x[:, keep].square().mean()).sqrt().item()
-    assert error["int8_sym"] == pytest.approx(int8, rel=0.06)
-    assert error["fp8_e4m3"] == pytest.approx(fp8, rel=0.06)
-    assert (error["int8_sym"] < error["fp8_e4m3"]) == (outlier is None)
 
 
 def test_a05_t2_one_outlier_silences_an_int8_row_and_not_an_e4m3_row():
@@ -206,18 +161,21 @@ def test_a05_t2_one_outlier_silences_an_int8_row_and_not_an_e4m3_row():
     int8, fp8 = quantize_int8_sym(x), quantize_fp8_e4m3(x)
     assert (int8.scales.item(), int8.codes[0].tolist()) == (1.0, [0] * 63 + [127])
     assert fp8.scales.item() == pytest.approx(127 / 448)
-    assert back("fp8_e4m3", x)[0, 0].item() == pytest.approx(0.3898, abs=5e-5)
+    restored = dequantize(fp8.codes, fp8.scales, torch.float32)
+    assert restored[0, 0].item() == pytest.approx(0.3898, abs=5e-5)
 
 
 # A06: E4M3
 
 
-def test_a06_t1_saturation_is_the_same_everywhere():
+def test_a06_t1_saturation_is_the_same_everywhere_and_t2_subnormals_round():
     x = f32(448, 449, 463.9, 464, 465, 480, 1000, -1000, 3e38)
     result = quantize_fp8_e4m3_static(x, f32(1.0))
     assert raw(result.codes) == [0x7E] * 7 + [0xFE, 0x7E]
     assert result.clipped.item() == 5  # up to 464, rounding alone gives 448
     assert result.nonfinite.item() == 0
+    subnormals = quantize_fp8_e4m3_static(f32(2**-9, 1.5 * 2**-10, 2**-10, 0.00097), f32(1.0))
+    assert raw(subnormals.codes) == [0x01, 0x01, 0x00, 0x00]
 
 
 class _Casts(TorchFunctionMode):
@@ -241,11 +199,6 @@ def test_a06_t1_nothing_beyond_448_is_left_to_the_cast():
     assert casts.largest == 448.0
 
 
-def test_a06_t2_subnormals():
-    codes = quantize_fp8_e4m3_static(f32(2**-9, 1.5 * 2**-10, 2**-10, 0.00097), f32(1.0)).codes
-    assert raw(codes) == [0x01, 0x01, 0x00, 0x00]
-
-
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("fmt", QUANTIZED)
 def test_a06_t3_nonfinite_input_is_counted_and_not_laundered(fmt, bad):
@@ -261,26 +214,23 @@ def test_a06_t3_nonfinite_input_is_counted_and_not_laundered(fmt, bad):
         assert torch.equal(result.scales, clean.scales)
 
 
-def test_e4m3_codes_are_read_back_exactly():
+def test_e4m3_codes_are_read_back_exactly_and_rounded_to_the_nearest_even():
+    """Against a nearest-neighbour search over the 127 magnitudes: no cast is involved."""
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
     ours, torchs = e4m3_to_float(codes), codes.float()
     assert ours.isnan().nonzero().flatten().tolist() == [0x7F, 0xFF]
     keep = ~torchs.isnan()
     assert torch.equal(ours[keep].view(torch.int32), torchs[keep].view(torch.int32))
-
-
-def test_e4m3_rounds_to_nearest_even_over_its_whole_range():
-    """Against a nearest-neighbour search over the 127 magnitudes: no cast is involved."""
-    grid = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    grid = codes[:0x7F].double()
     middles = (grid[:-1] + grid[1:]) / 2
     x = torch.cat((middles, middles * (1 + 1e-6), middles * (1 - 1e-6), grid)).float()
-    codes = quantize_fp8_e4m3_static(x, f32(1.0)).codes.view(torch.uint8).long()
+    found = quantize_fp8_e4m3_static(x, f32(1.0)).codes.view(torch.uint8).long()
     distance = (x.double()[:, None] - grid).abs()
     nearest = distance.min(1).values
     for i in range(len(x)):
         winners = (distance[i] == nearest[i]).nonzero().flatten()
         expected = winners[0] if len(winners) == 1 else winners[winners % 2 == 0][0]
-        assert codes[i] == expected, x[i]
+        assert found[i] == expected, x[i]
 
 
 # Bounds for any input

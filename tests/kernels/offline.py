@@ -170,9 +170,9 @@ def activation() -> dict[str, tuple[list[str], int]]:
 
 def w8a16(m: int, dtype: str, fields: dict[str, Any]) -> dict[str, Any]:
     """The tensor-core shapes, local loads and stores, and stack bytes of a tiling for K = 4096."""
+    from kvbench_kernels.gemm.w8a16 import w8a16_dot, w8a16_vector
     from kvbench_kernels.gemm.w8a16_config import Tiling, rows_padded
-    from kvbench_kernels.gemm.w8a16_kernel import w8a16_dot, w8a16_vector
-    from kvbench_kernels.splits import splits_used
+    from kvbench_kernels.splitk import splits_used
 
     tiling = Tiling(**fields)
     constants: dict[str, Any] = {

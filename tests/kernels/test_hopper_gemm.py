@@ -124,9 +124,9 @@ def test_tiles_of_the_last_wave_are_shared(
         ({"stages": 1}, "1 stages and height 8 are too few"),
         ({"stages": 5}, "5 stages take 258304 bytes of shared memory, of 232448"),
         ({"ctas": 2}, "2 CTAs of 3 groups exceed"),
-        ({"buffers": 3}, "3 buffers of a group are no choice"),
-        ({"splits": 9}, "9 CTAs cannot share a tile; it takes 1 to 8"),
-        ({"groups": 1, "turns": True}, "One group has none to take turns with"),
+        ({"buffers": 3}, "3 buffers a group"),
+        ({"splits": 9}, "9 CTAs cannot share a tile; use 1 to 8"),
+        ({"groups": 1, "turns": True}, "One group cannot take turns"),
     ],
 )
 def test_what_is_no_tiling(changes: dict[str, Any], words: str) -> None:
@@ -161,13 +161,9 @@ def test_what_is_refused() -> None:
         (r"codes_x is \[5, 256\] torch.float32", (x.float(), sx, w, sw), {}),
         ("codes_w is .* contiguous", (x, sx, w[:, :128], sw), {}),
         ("128 x 128 cannot multiply x of 5 x 256", (x, sx, w[:, :128].contiguous(), sw), {}),
-        ("A weight of 64 x 256 is no whole number", (x, sx, w[:64], sw), {}),
-        ("Results of float32", (x, sx, w, sw), {"out_dtype": torch.float32}),
-        (
-            "dense along M, with columns at .* Make them with empty_activation_scales",
-            (x, sx.contiguous(), w, sw),
-            {},
-        ),
+        ("64 x 256 does not fit: N must be a multiple of 128", (x, sx, w[:64], sw), {}),
+        ("dtype float32 has no Hopper product", (x, sx, w, sw), {"out_dtype": torch.float32}),
+        ("dense columns at .* Make it with empty_activation_scales", (x, sx.contiguous(), w, sw), {}),
         # The copy engine cannot begin at the second column of these.
         ("columns at multiples of 16 bytes", (x, torch.empty(2, 5).t(), w, sw), {}),
         (r"scales_x is \[4, 2\]", (x, empty_activation_scales(4, 256, x.device), w, sw), {}),

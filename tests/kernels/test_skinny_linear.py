@@ -11,8 +11,7 @@ from torch import Tensor
 from kvbench_kernels.gemm.skinny_config import M_MAX, config, supports_skinny
 from kvbench_kernels.gemm.skinny_linear import Tiling, skinny_linear, skinny_linear_many, skinny_linear_torch
 from kvbench_kernels.launches import record
-from kvbench_kernels.splitk import tickets_of
-from kvbench_kernels.splits import splits_used
+from kvbench_kernels.splitk import splits_used, tickets_of
 from tests.kernels.cover import cover
 from tests.kernels.products import assert_no_split_is_empty, assert_supports
 
@@ -127,7 +126,7 @@ def test_what_is_refused(device: str) -> None:
         (r"bias is \[7\]", x, (w,), (zeros(7),), None),
         ("zip", x, (w, w), (zeros(8),), None),
         ("1 to 4 rows of x, not 5", zeros(5, 16), (w,), None, VECTOR["registers"]),
-        ("must be dense", zeros(16, 2).T, (w,), None, None),
+        ("dense last axis", zeros(16, 2).T, (w,), None, None),
     ):
         with pytest.raises(ValueError, match=words):
             skinny_linear_many(rows, weights, biases, tiling)

@@ -21,8 +21,7 @@ from kvbench_kernels.gemm.w8a16 import Tiling, config, supports_w8a16, w8a16
 from kvbench_kernels.gemm.w8a16_config import M_MAX, rows_padded
 from kvbench_kernels.kv.quantize import e4m3_to_float
 from kvbench_kernels.launches import record
-from kvbench_kernels.splitk import tickets_of
-from kvbench_kernels.splits import splits_used
+from kvbench_kernels.splitk import splits_used, tickets_of
 from tests.kernels.cover import cover
 from tests.kernels.offline import compiled
 from tests.kernels.products import assert_no_split_is_empty, assert_supports
@@ -278,11 +277,11 @@ def test_what_is_refused(device: str) -> None:
     zeros = {"dtype": torch.float16, "device": device}
     for words, arguments in (
         ("129 rows of x are outside 1 to 128", (torch.zeros(129, 128, **zeros), codes, scales)),
-        ("5 rows of float32 .* takes 1 to 4 of them", (torch.zeros(5, 128, device=device), codes, scales)),
+        ("5 rows of float32; W8A16 takes 1 to 4", (torch.zeros(5, 128, device=device), codes, scales)),
         ("dtype float64", (x.double(), codes, scales)),
         (r"x is \[2, 128\] and codes \[200, 64\]", (x, codes[:, :64].contiguous(), scales)),
         ("200 x 24 .* multiple of 16", (x[:, :24], codes[:, :24].contiguous(), scales)),
-        ("must be dense", (torch.zeros(128, 2, **zeros).T, codes, scales)),
+        ("dense last axis", (torch.zeros(128, 2, **zeros).T, codes, scales)),
         (r"codes is .* torch.uint8", (x, codes.view(torch.uint8), scales)),
         (
             "codes is .* float8_e4m3fn, contiguous",

@@ -13,19 +13,11 @@ from torch import Tensor
 
 from kvbench_kernels.gemm.activation import quantize_activation
 from kvbench_kernels.gemm.blockwise import BLOCK, blocks, empty_activation_scales, quantize_blocks
-from kvbench_kernels.gemm.w8a8 import (
-    Tiling,
-    config,
-    fp8_linear_w8a8,
-    fp8_linear_w8a8_torch,
-    supports_w8a8,
-    w8a8,
-    w8a8_torch,
-)
-from kvbench_kernels.gemm.w8a8_config import BLOCKS_M, BLOCKS_N
+from kvbench_kernels.gemm.w8a8 import Tiling, config, fp8_linear_w8a8, fp8_linear_w8a8_torch, w8a8, w8a8_torch
+from kvbench_kernels.gemm.w8a8_config import BLOCKS_M, BLOCKS_N, supports_w8a8
 from kvbench_kernels.kv.quantize import e4m3_to_float
 from kvbench_kernels.launches import record
-from kvbench_kernels.splits import splits_used
+from kvbench_kernels.splitk import splits_used
 from tests.kernels.cover import cover, grid
 from tests.kernels.offline import compiled
 from tests.kernels.products import assert_no_split_is_empty, assert_supports

@@ -19,23 +19,17 @@ from tests.factories.runs.made import MadeRun, chunks, layers, storage_facts, te
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = MadeRun().measure(
-        "storage",
-        (layers(2, 512, 64), storage_facts(16, 2048)),
-        (layers(2, 2048, 0), storage_facts(16, 2048)),
-    )
-    text = chunks((30.0, 10), (31.0, 10)), text_facts(20)
-    made.measure("perplexity", text, text, "pydoc stream512")
-    return made.on_disk(tmp_path / "run").path
+    facts, text = storage_facts(16, 2048), (chunks((30.0, 10), (31.0, 10)), text_facts(20))
+    made = MadeRun().measure("storage", (layers(2, 512, 64), facts), (layers(2, 2048, 0), facts))
+    return made.measure("perplexity", text, text, "pydoc stream512").on_disk(tmp_path / "run").path
 
 
 def test_the_frame_has_a_line_per_row_with_the_cells_keys(folder: Path) -> None:
     loaded = kvbench.load(folder)
     frame = loaded.frame
     assert len(frame) == len(loaded.rows) > 0
-    assert {*CELL_KEYS, "cell", "metric", "variant", "value", "low", "high", "n", "unit"} <= set(
-        frame.columns
-    )
+    columns = {*CELL_KEYS, "cell", "metric", "variant", "value", "low", "high", "n", "unit"}
+    assert columns <= set(frame.columns)
     found = frame[(frame.metric == "kv_ratio") & (frame.kv_format == "int8_sym")]
     row = next(row for row in loaded.rows if row.metric == "kv_ratio")
     assert found.value.tolist() == [row.value]

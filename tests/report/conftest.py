@@ -1,31 +1,21 @@
 """Fixtures: runs made by `tests.factories.runs.reported`."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
-from tests.factories.runs.reported import Made, fail, make
+from tests.factories.runs.reported import fail, make
 
 
 @pytest.fixture
-def passing() -> Made:
+def passing():
     return make()
 
 
 @pytest.fixture
-def failing() -> Made:
+def failing():
     return fail(make())
 
 
 @pytest.fixture(scope="session")
-def maker() -> Any:
+def maker():
     """`maker(formats=..., batches=..., contexts=..., fixed={...})`: a run of another shape."""
     return make
-
-
-@pytest.fixture(scope="session")
-def failed() -> Any:
-    """`failed(made)`: that run, gone wrong in three ways."""
-    return fail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -48,23 +49,14 @@ def hostile(maker: Any, text: str, statuses: tuple[str, ...] = ("fail",)) -> Any
         evidence = {**record.evidence, "effective": text, "levels": levels}
         error = {"type": text, "message": text, "tail": [text, text]}
         status = "error" if record.runner == "parity" else "ok"
-        return replace(record, decision={**record.decision, "kv_format": choice}, evidence=evidence,
-                       status=status, error=error, facts={**record.facts, text: text})  # fmt: skip
+        decision, facts = {**record.decision, "kv_format": choice}, {**record.facts, text: text}
+        return replace(record, decision=decision, evidence=evidence, status=status, error=error, facts=facts)
 
     made = made.with_tasks(lambda task: replace(task, variant=task.variant and text))
     made = made.with_records(change).with_rows(lambda r: replace(r, variant=text, note=text, partial=text))
-    outcomes = [
-        replace(
-            o,
-            check=text,
-            sentence=text,
-            why=text,
-            limit=text,
-            variant=text,
-            status=statuses[i % len(statuses)],
-        )
-        for i, o in enumerate(made.verdict.outcomes)
-    ]
+    words = dict.fromkeys(("check", "sentence", "why", "limit", "variant"), text)
+    found = zip(made.verdict.outcomes, itertools.cycle(statuses))
+    outcomes = [replace(o, **words, status=status) for o, status in found]
     return replace(made, verdict=Verdict(tuple(outcomes), 1))
 
 

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from kvbench.report.compare import two_runs as comparison
 from kvbench.report.compare.timeline import plots
 from kvbench.report.markdown import escaped
 from tests.factories.runs.compared import latency, on_disk, perplexity, questions, stored
+from tests.report.parsed import alone
 
 HOSTILE = [
     "<script>alert(1)</script></style><img src=x onerror=alert(1)>{{ 7*7 }}&amp;'\"",
@@ -45,70 +45,25 @@ def after(tmp_path: Path) -> Path:
     return on_disk(run, tmp_path / "after")
 
 
-class Tags(HTMLParser):
-    """Tags that are open at the end, and all that were seen with their attributes."""
-
-    VOID = ("meta", "link", "br", "img", "input", "hr")
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.words = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words += data
-
-
-def is_alone(page: str) -> Tags:
-    """A whole page that runs nothing and fetches nothing."""
-    tags = Tags(page)
-    assert tags.open == []
-    assert page.startswith("<!doctype html>")
-    active = ("script", "iframe", "img", "object")
-    assert not [tag for tag, attrs in tags.seen if tag in active or any(a.startswith("on") for a in attrs)]
-    links = [attrs.get(name) or "" for _, attrs in tags.seen for name in ("src", "href", "xlink:href")]
-    assert not [link for link in links if link and not link.startswith("#")]
-    assert not re.search(r"url\((?!#)", page)
-    return tags
-
-
-def test_a_slower_run_ends_with_1_and_every_format_has_the_sentence(
-    before: Path, after: Path, tmp_path: Path
-) -> None:
+def test_a_slower_run_ends_with_1_and_every_format_has_the_sentence(before, after, tmp_path):
     page, notes = tmp_path / "c.html", tmp_path / "c.md"
     result = kvbench("compare", before, after, "--only", "itl_ms", "--html", page, "--markdown", notes)
     assert result.exit_code == 1, result.output
     sentence = re.search(r"B: int8_sym: itl_ms is [\d.]+% slower \[[\d.]+, [\d.]+\], 40 pairs", result.output)
     assert sentence
     assert "WORSE" in result.output
-    assert sentence.group() in is_alone(page.read_text(encoding="utf-8")).words
+    assert sentence.group() in alone(page.read_text(encoding="utf-8")).text
     assert escaped(sentence.group()) in notes.read_text(encoding="utf-8")
     for text in (result.output, page.read_text(encoding="utf-8"), notes.read_text(encoding="utf-8")):
         assert re.search(r"slower\s+\S?\[[\d.]+, [\d.]+\S?\]\s+relative\s+to\s+native", text)
+    quiet = kvbench("compare", before, after, "--only", "itl_ms", "--quiet")
+    assert [line.split()[0] for line in quiet.stdout.splitlines()] == ["B:", "WORSE"]
     turned = kvbench("compare", after, before, "--only", "itl_ms", "-k", "int8_sym")
     assert "1 better" in turned.output
     assert turned.exit_code == 0, turned.output
 
 
-def test_quiet_prints_what_is_worse_and_the_verdict(before: Path, after: Path) -> None:
-    result = kvbench("compare", before, after, "--only", "itl_ms", "--quiet")
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["B:", "WORSE"]
-
-
-def test_what_is_bitwise_equal_is_counted_and_not_listed(tmp_path: Path) -> None:
+def test_what_is_bitwise_equal_is_counted_and_not_listed(tmp_path):
     runs = [on_disk(stored(perplexity([210.0] * 4), name), tmp_path / name) for name in "AB"]
     result = kvbench("compare", *runs)
     assert result.exit_code == 0, result.output
@@ -116,7 +71,7 @@ def test_what_is_bitwise_equal_is_counted_and_not_listed(tmp_path: Path) -> None
     assert "kld_mean" not in result.output
 
 
-def test_neither_torch_nor_the_plots_are_loaded(before: Path, after: Path) -> None:
+def test_neither_torch_nor_the_plots_are_loaded(before, after):
     modules = ("torch", "matplotlib", "pandas", "transformers")
     code = (
         "import sys\nfrom kvbench.cli.main import app\n"
@@ -128,7 +83,7 @@ def test_neither_torch_nor_the_plots_are_loaded(before: Path, after: Path) -> No
     assert "WORSE" in done.stdout
 
 
-def test_json_is_strict_and_alone_on_stdout(before: Path, after: Path) -> None:
+def test_json_is_strict_and_alone_on_stdout(before, after):
     result = kvbench("compare", before, after, "--json")
     found = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(word))
     assert found["exit_code"] == result.exit_code == 1
@@ -152,19 +107,15 @@ def test_json_is_strict_and_alone_on_stdout(before: Path, after: Path) -> None:
         (["--only", "kv_bytes_total"], 2, "no task in common"),
     ],
 )
-def test_options(before: Path, after: Path, words: list[str], code: int, text: str) -> None:
+def test_options(before, after, words, code, text):
     result = kvbench("compare", before, after, *words)
     assert result.exit_code == code, result.output
     assert text in result.output
-
-
-def test_bad_usage_exits_with_2(before: Path, tmp_path: Path) -> None:
-    none = tmp_path / "none"
-    for words in (["compare", before], ["compare", before, none], ["history", before], ["history", none]):
+    for words in (["compare", before], ["compare", before, "none"], ["history", before], ["history", "none"]):
         assert kvbench(*words).exit_code == 2
 
 
-def test_unlike_runs_write_nothing(before: Path, tmp_path: Path) -> None:
+def test_unlike_runs_write_nothing(before, tmp_path):
     other = stored(latency(repeats=40), "B")
     for task in other.run.tasks:
         task.options["new_tokens"] = 9  # type: ignore[index]
@@ -175,9 +126,7 @@ def test_unlike_runs_write_nothing(before: Path, tmp_path: Path) -> None:
     assert not page.exists()
 
 
-def test_no_half_written_file_is_left(
-    before: Path, after: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_half_written_file_is_left(before, after, tmp_path, monkeypatch) -> None:
     page, notes = tmp_path / "c.html", tmp_path / "c.md"
     notes.write_text("old")
 
@@ -191,7 +140,7 @@ def test_no_half_written_file_is_left(
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_stay_text(name: str) -> None:
+def test_hostile_names_stay_text(name):
     first, second = (stored(perplexity([210.0 + i] * 4), run) for i, run in enumerate("AB"))
     for run in (first, second):
         object.__setattr__(run.run.manifest, "name", name)
@@ -205,7 +154,7 @@ def test_hostile_names_stay_text(name: str) -> None:
         (comparison.as_html(compare([first, second])), comparison.as_markdown(compare([first, second]))),
         (timeline.as_html(history([first, second])), timeline.as_markdown(history([first, second]))),
     ):
-        is_alone(page)
+        alone(page)
         assert "{{" not in name or "{{ 7*7 }}" in page
         assert not re.search(r"(?<!\\)[<`]", notes)
         assert "\x1b" not in page + notes
@@ -213,14 +162,14 @@ def test_hostile_names_stay_text(name: str) -> None:
         assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} <= {5, 6, 12}
 
 
-def test_history_on_the_command_line(before: Path, after: Path, tmp_path: Path) -> None:
+def test_history_on_the_command_line(before, after, tmp_path):
     page, notes = tmp_path / "h.html", tmp_path / "h.md"
     result = kvbench("history", tmp_path, "--only", "itl_ratio", "--html", page, "--markdown", notes)
     assert result.exit_code == 0, result.output
     assert f"run 1: {before}" in result.output
     assert f"run 2: {after}" in result.output
     assert "▼ worse" in result.output
-    words = is_alone(page.read_text(encoding="utf-8")).words
+    words = alone(page.read_text(encoding="utf-8")).text
     assert "itl_ms is" in words
     assert "▼ worse" in words
     assert page.read_text(encoding="utf-8").count("<svg") == 1
@@ -231,23 +180,20 @@ def test_history_on_the_command_line(before: Path, after: Path, tmp_path: Path) 
     assert [c["outcome"] for c in found["changes"] if c["cell"] == "cand"] == ["worse"]
 
 
-def test_one_line_and_one_break_are_singular() -> None:
-    result = history([stored(latency(1.05, repeats=40)), stored(latency(1.05, repeats=40), name="other")])
-    point = replace(result.lines[0].points[-1], broken=("another machine",))
-    one = replace(result, lines=(replace(result.lines[0], points=(point,)),))
-    assert re.match(r"2 runs, 1 line; .*; 1 break\b", timeline.headline(one))
-
-
-def test_plots_are_the_same_bytes_and_break_where_runs_are_unlike() -> None:
+def test_plots_are_the_same_bytes_and_break_where_runs_are_unlike():
     runs = [stored(latency(1.05, seed=i), f"run {i}") for i in range(3)]
     apart = [*runs[:2], stored(latency(1.05, seed=2), "run 2", {"cpu": "Other"})]
     whole, again, broken = (plots(history(r, only=["itl_ratio"])) for r in (runs, runs, apart))
     assert [p.svg for p in whole] == [p.svg for p in again]
     assert len(whole) == len(broken) == 1
     assert whole[0].svg != broken[0].svg
+    result = history(runs[:2], only=["itl_ratio"])
+    point = replace(result.lines[0].points[-1], broken=("another machine",))
+    one = replace(result, lines=(replace(result.lines[0], points=(point,)),))
+    assert re.match(r"2 runs, 1 line; .*; 1 break\b", timeline.headline(one))
 
 
-def test_many_lines_are_told_apart_in_several_plots() -> None:
+def test_many_lines_are_told_apart_in_several_plots():
     runs = [stored(questions([0] * 8, [0] * 8, shift=i / 7), f"run {i}") for i in range(2)]
     result = history(runs, only=["mcq_accuracy"])
     lines = tuple(replace(result.lines[0], place=f"place {i}") for i in range(30))
@@ -256,7 +202,7 @@ def test_many_lines_are_told_apart_in_several_plots() -> None:
 
 @pytest.mark.browser
 @pytest.mark.parametrize("scripts", [True, False])
-def test_pages_in_a_browser(before: Path, after: Path, tmp_path: Path, scripts: bool, chromium: Any) -> None:
+def test_pages_in_a_browser(before, after, tmp_path, scripts, chromium):
     """Nothing is fetched, no script is needed, and axe finds nothing."""
     from axe_playwright_python.sync_playwright import Axe
 

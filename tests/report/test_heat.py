@@ -40,17 +40,13 @@ def test_what_differs_along_one_axis_only_has_none(maker):
     assert heats(maker(batches=(1,), formats=("native",))) == {}
 
 
+FAR = {"formats": ("native",), "batches": (1, 100), "contexts": (100, 10_000)}
+
+
 @pytest.mark.parametrize(
     ("shape", "metric", "shades"),
-    [
-        ({}, "itl_ms", ["q0", "q8"]),
-        (
-            {"formats": ("native",), "batches": (1, 100), "contexts": (100, 10_000)},
-            "kv_bytes_total",
-            ["q0", "q4", "q4", "q8"],
-        ),
-    ],
-)  # fmt: skip
+    [({}, "itl_ms", ["q0", "q8"]), (FAR, "kv_bytes_total", ["q0", "q4", "q4", "q8"])],
+)
 def test_shades_follow_the_values_by_logarithm_where_they_are_far_apart(maker, shape, metric, shades):
     cells = [c for row in heats(maker(**shape))[metric].rows for c in row.cells]
     found = [shade for _, shade in sorted((float(c.entry.shown.exact), c.shade) for c in cells)]
@@ -68,10 +64,8 @@ def test_around_no_change_the_two_sides_have_two_colours_and_no_value_has_none(m
 
     found = heats(maker().with_rows(change))
     assert found["itl_ratio"].around == "1"
-    assert [[c.shade for c in row.cells] for row in found["itl_ratio"].rows] == [
-        ["lo4", "lo2"],
-        ["q0", "hi4"],
-    ]
+    shades = [[c.shade for c in row.cells] for row in found["itl_ratio"].rows]
+    assert shades == [["lo4", "lo2"], ["q0", "hi4"]]
     first = found["itl_ms"].rows[0].cells[0]
     assert (first.shade, first.entry.shown.text) == ("", "not measured")
 

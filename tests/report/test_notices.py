@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from kvbench.gate.evaluate import evaluate
-from kvbench.gate.verdict import Verdict
 from kvbench.records.run import MergedFrom
 from kvbench.records.shards import Shard, Share
 from kvbench.report.json import result_json
@@ -33,12 +32,10 @@ def test_a_run_without_a_gate_is_no_pass(passing):
     assert [notice.title for notice in view.notices] == ["No gate was applied"]
     assert result_json(unjudged)["verdict"] == "not_judged"
     assert result_json(passing.judged)["verdict"] == "pass"
-    first, *others = unjudged.verdict.outcomes
-    failed = Verdict((replace(first, status="fail"), *others), 1)
-    assert (build(replace(unjudged, verdict=failed)).word, build(replace(unjudged, verdict=failed)).tone) == (
-        "FAIL",
-        "fail",
+    failed = build(
+        passing.with_outcomes(change=lambda o: None if o.metric else replace(o, status="fail")).judged
     )
+    assert (failed.word, failed.tone) == ("FAIL", "fail")
 
 
 @pytest.mark.parametrize(
@@ -71,10 +68,10 @@ def test_scales_calibrated_on_the_text_they_are_measured_on(passing, of, found):
 @pytest.mark.parametrize(("after", "found"), [(3.0, False), (3.1, True)])
 def test_a_busy_machine(passing, after, found):
     load = {"host_load": {"before": 0.5, "after": after, "cpus": 2}}
-    made = passing.with_records(
-        lambda r: replace(r, facts=r.facts | load if r.runner == "latency" else r.facts)
+    busy = passing.with_records(
+        lambda r: replace(r, facts={**r.facts, **(load if r.runner == "latency" else {})})
     )
-    assert titles(made) == ["The machine was busy"] * found
+    assert titles(busy) == ["The machine was busy"] * found
 
 
 def test_partial_and_unfinished_runs(passing):

@@ -9,66 +9,43 @@ import pytest
 from kvbench.formats.kv import WEIGHT_FORMATS, weight_bytes
 from kvbench.metrics.collect import derive
 from kvbench.render import svg
+from kvbench.report.figures.costs import ByteBar, TimePoint, TimeSeries
 from kvbench.report.figures.page import PART_NAMES, drilldowns, figures
+from kvbench.report.figures.plots import bytes_svg, times_svg
 from kvbench.report.html import render
 from kvbench.report.view import build
 from kvbench.stats.intervals import clustered_ratio
-from tests.factories.runs.drawn import (
-    FACTS,
-    FIRST,
-    NATIVE,
-    READS,
-    SECOND,
-    SIX,
-    agreement,
-    figure,
-    healthy,
-    latency,
-    measured,
-    quality,
-    question,
-    small,
-    text_of,
-    texts,
-)
+from tests.factories.runs import drawn
+from tests.factories.runs.drawn import READS, SIX, figure, healthy, latency, measured, small, texts
 
 SVG = "{http://www.w3.org/2000/svg}"
+GAPS = [[1.0, 2.0]] * 6
 
 
 def seen(maker, **samples):
     return build(measured(small(maker), **samples).judged)
 
 
-def words(found):
-    return {element.text for element in ET.fromstring(found.svg).iter(f"{SVG}text")}
+def words(drawing):
+    return {element.text for element in ET.fromstring(drawing).iter(f"{SVG}text")}
 
 
-# Times
-
-
-def test_ttft_has_a_median_with_an_interval_from_six_requests_on(maker):
-    gaps = [[1.0, 2.0]] * 6
-    view = seen(maker, latency=latency(SIX, gaps))
-    point = view.plots.ttft[0].points[0]
+def test_times_have_intervals_over_their_requests(maker):
+    point = seen(maker, latency=latency(SIX, GAPS)).ttft[0].points[0]
     assert (point.value, point.low, point.high, point.n, point.repeats) == (12.5, 10.0, 15.0, 6, tuple(SIX))
-    few = seen(maker, latency=latency(SIX[:5], gaps[:5])).plots.ttft[0].points[0]
-    assert (few.value, few.low, few.high) == (12.0, None, None)
-
-
-def test_single_requests_are_drawn_unless_they_are_too_many(maker):
-    few, many = (
-        figure(seen(maker, latency=latency([9.0] * n, [[1.0, 2.0]] * n)), "latency") for n in (200, 201)
-    )
-    assert few.svg.count("<use") - many.svg.count("<use") == 400
-    assert many.grids[0].rows[0][-1] == "1.500; " * 12 + "... 201 in all"
-
-
-def test_itl_has_a_t_interval_over_its_requests(maker):
+    few = seen(maker, latency=latency(SIX[:5], GAPS[:5])).ttft[0].points[0]
+    assert (few.value, few.low, few.high) == (12.0, None, None)  # a median takes six requests
     view = seen(maker, latency=latency(SIX[:3], [[1.0, 2.0], [2.0, 3.0], [3.0, 5.0]]))
     point = view.itl[0].points[0]
     assert (point.value, point.repeats) == (16 / 6, (1.5, 2.5, 4.0))
     assert (point.low, point.high) == clustered_ratio([3.0, 5.0, 8.0], [2, 2, 2], range(3)).interval
     assert texts(figure(view, "latency").grids[0].rows[0])[-1] == "1.500; 2.500; 4.000"
+
+
+def test_single_requests_are_drawn_unless_they_are_too_many(maker):
+    few, many = (figure(seen(maker, latency=latency([9.0] * n, GAPS[:1] * n)), "latency") for n in (200, 201))
+    assert few.svg.count("<use") - many.svg.count("<use") == 400
+    assert many.grids[0].rows[0][-1] == "1.500; " * 12 + "... 201 in all"
 
 
 def test_only_times_that_lie_far_apart_take_a_log_axis(maker):
@@ -77,102 +54,76 @@ def test_only_times_that_lie_far_apart_take_a_log_axis(maker):
     assert ["logarithmic" in figure(view, "latency", i).caption for i in (0, 1)] == [False, True]
 
 
-# Bytes
-
-
-def stored(maker, **facts):
-    made = small(maker)
-    return build(
-        made.with_records(
+def test_bars_have_all_parts_that_were_measured(maker):
+    def stored(**facts):
+        made = small(maker).with_records(
             lambda r: replace(r, facts={**r.facts, **facts}) if r.runner == "storage" else r
-        ).judged
-    )
+        )
+        return build(made.judged)
 
-
-def test_bars_have_all_parts_and_the_16_bit_line(maker):
-    view = stored(maker, native16_bytes=5_000, workspace_bytes=7 * 2**20, held_bytes=11)
-    bar = view.bytes[1]
+    view = stored(native16_bytes=5_000, workspace_bytes=7 * 2**20, held_bytes=11)
+    bar, found = view.bytes[1], figure(view, "storage")
     assert (bar.scales, bar.page_table, bar.workspace, bar.held) == (46_080, 64, 7 * 2**20, 11)
     assert bar.native16 == 5_000
-    found = figure(view, "storage")
-    assert {"workspace (MiB)", "stored for the cache (MiB)", "7"} <= words(found)
+    assert {"workspace (MiB)", "stored for the cache (MiB)", "7"} <= words(found.svg)
     assert [name for _, _, name in found.legend] == ["payload", "scales", "page tables", "workspace"]
-    names = [*PART_NAMES.values(), "16-bit native"]
-    assert found.grids[0].columns[1:] == tuple(names)
-
-
-def test_what_no_cell_measured_is_no_column_and_no_panel(maker):
-    found = figure(stored(maker, workspace_bytes=None, held_bytes=None), "storage")
-    assert found.grids[0].columns[1:] == ("payload", "scales", "page tables")
-    assert "workspace (MiB)" not in words(found)
-    assert "16-bit" not in found.caption
-
-
-# Health
+    assert found.grids[0].columns[1:] == (*PART_NAMES.values(), "16-bit native")
+    none = figure(stored(workspace_bytes=None, held_bytes=None), "storage")
+    assert none.grids[0].columns[1:] == ("payload", "scales", "page tables")
+    assert "workspace (MiB)" not in words(none.svg)
+    assert "16-bit" not in none.caption
 
 
 def test_health_is_by_layer_and_side_of_the_quantized_cells(maker):
     view = build(healthy(maker, 2).judged)
-    (line,) = view.plots.health
+    (line,), found = view.health, figure(view, "health")
     assert (line.name, line.tokens, line.layers) == ("int8_sym", 64, (0, 1))
-    found = figure(view, "health")
     assert texts(found.grids[0].rows[3])[:7] == ["1 V", "4", "0.02", "0", "0.02", "255 codes", "0.01"]
-    assert {"amax", "flushed to 0 (share)", "codes used", "scale, smallest to largest"} <= words(found)
-    assert "clipped (share)" not in words(found)  # 0 in every layer
-
-
-def test_a_long_table_of_layers_keeps_those_with_the_largest_error(maker):
+    shown = {"amax", "flushed to 0 (share)", "codes used", "scale, smallest to largest"}
+    assert shown <= words(found.svg)
+    assert "clipped (share)" not in words(found.svg)  # 0 in every layer
+    assert figure(build(healthy(maker, 2, scale_min=0.05).judged), "health").svg  # one scale for all
     grid = figure(build(healthy(maker, 300).judged), "health").grids[0]
-    assert len(grid.rows) == 2 * 120
-    assert "of 300" in grid.summary
-    assert [row[0] for row in grid.rows[:3]] == ["299 K", "299 V", "298 K"]
-
-
-def test_one_scale_for_all_is_still_drawn(maker):
-    assert figure(build(healthy(maker, 2, scale_min=0.05).judged), "health").svg
-
-
-# Roofline and products
+    assert (len(grid.rows), "of 300" in grid.summary) == (2 * 120, True)
+    assert [row[0] for row in grid.rows[:3]] == ["299 K", "299 V", "298 K"]  # the largest errors
 
 
 def test_a_step_reads_its_weights_and_the_cache_at_its_mean_length(maker):
     view = seen(maker, latency=latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=2000.0, cache_bytes=50))
-    roof = view.plots.roof
+    roof = view.roof
     point = roof.points[0]
     assert (point.weights, point.cache) == (1e9, 1e6 * (128 + 3 / 2 - 1))
     assert point.rate.value == pytest.approx((1e9 + 128.5e6) / 2e-3 / 1e9)
     assert (roof.copy, roof.copies, roof.reason, roof.caches) == (2000.0, (2000.0, 2000.0), "", (50,))
     assert texts(figure(view, "latency", 2).grids[0].rows[0])[1:4] == ["1,000 MB", "128.5 MB", "2.000 ms"]
+    assert seen(maker, latency=latency([5.0], [[1.0]])).roof is None  # without the bytes of a step
 
 
 def test_without_a_copy_the_points_are_drawn_and_the_reason_is_given(maker):
-    own = latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=None, copy_reason="no copy is timed on a cpu")
-    view = seen(maker, latency=own)
+    why = "no copy is timed on a cpu"
+    view = seen(maker, latency=latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=None, copy_reason=why))
     found = figure(view, "latency", 2)
-    assert (view.plots.roof.copy, view.plots.roof.reason) == (None, "no copy is timed on a cpu")
-    assert "no copy is timed on a cpu" in found.caption
-    assert "no copy is timed on a cpu" in texts(found.grids[0].rows[0])[-1]
+    assert (view.roof.copy, view.roof.reason) == (None, why)
+    assert why in found.caption
+    assert why in texts(found.grids[0].rows[0])[-1]
 
 
 def test_times_of_two_hosts_are_neither_joined_nor_pooled(maker):
+    made = measured(maker(batches=(1,)), latency=latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=2000.0))
+
     def on(*hosts):
-        made = measured(maker(batches=(1,)), latency=latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=2000.0))
         names = dict(zip(("128", "512"), hosts, strict=True))
         return build(
             made.with_records(lambda r: replace(r, environment={"host": names.get(r.key[-3:])})).judged
         )
 
     one, two = on("a", "a"), on("a", "b")
-    assert [line.apart for line in one.itl + one.plots.ttft] == [""] * 4
-    assert all("(a, b)" in line.apart for line in two.itl + two.plots.ttft)
+    assert [line.apart for line in one.itl + one.ttft] == [""] * 4
+    assert all("(a, b)" in line.apart for line in two.itl + two.ttft)
     assert figure(two, "latency").caption.count("(a, b)") == 2
     assert figure(one, "latency").svg != figure(two, "latency").svg
-    assert (one.plots.roof.copy, two.plots.roof.copy) == (2000.0, None)
-    assert "(a, b)" in two.plots.roof.reason
-
-
-def test_no_roof_if_a_record_lacks_the_bytes_that_a_step_reads(maker):
-    assert seen(maker, latency=latency([5.0], [[1.0]])).plots.roof is None
+    assert (one.roof.copy, two.roof.copy) == (2000.0, None)
+    assert "(a, b)" in two.roof.reason
 
 
 def test_products_are_shown_where_they_were_timed(maker):
@@ -182,31 +133,27 @@ def test_products_are_shown_where_they_were_timed(maker):
     shapes = [{"n": 128 * i, "k": 256, "rows": [row], "timed_with": "warm"} for i in range(1, 9)]
     shapes.append({"n": 9, "k": 9, "rows": [{"m": 4, "path": "w8a16"}]})
     made = made.with_tasks(lambda t: replace(t, runner="gemm") if t.runner == "parity" else t)
-    made = made.with_records(
-        lambda r: replace(r, runner="gemm", samples={"products": shapes}) if r.runner == "parity" else r
-    )
-    view = build(made.judged)
-    own = [p for p in view.plots.products if p.name == "KV int8_sym"]
+    gemm = {"runner": "gemm", "samples": {"products": shapes}}
+    view = build(made.with_records(lambda r: replace(r, **gemm) if r.runner == "parity" else r).judged)
+    own = [p for p in view.products if p.name == "KV int8_sym"]
     assert [p.n for p in own] == [1024, 896, 768, 640, 512, 384]
     assert (own[0].rows, own[0].dropped) == (((4, "w8a16", times),), 2)
-    size = weight_bytes(WEIGHT_FORMATS["fp8_block128"], 1024, 256, "bfloat16").total
     rows = {row[0]: row for row in figure(view, "gemm").grids[0].rows}
     first = rows["KV int8_sym 1024 x 256"]
     assert texts(first)[1:6] == ["4", "w8a16", "2 µs", "4 µs", "8 µs"]
+    size = weight_bytes(WEIGHT_FORMATS["fp8_block128"], 1024, 256, "bfloat16").total
     assert first[-1].exact == repr(size / 2.0 / 1e3)
-
-
-# The page
 
 
 def full(maker):
     made = healthy(maker, 3).with_records(lambda r: replace(r, facts={**r.facts, "native16_bytes": 5_000}))
     stored = {"text_before": "The cat", "native_text": " sat", "continuation_text": " lay"}
-    kinds = agreement(differ=(3,), continuation=stored)
-    for fmt, scores in (("native", FIRST), ("int8_sym", SECOND)):
-        kinds[f"mcq__{fmt}"] = ({"questions": [question(0, 0, scores)]}, {})
-    kinds |= {"perplexity__native": ({"chunks": NATIVE}, FACTS), "perplexity__int8_sym": quality()}
-    kinds |= {"latency": latency(SIX, [[1.0, 2.0]] * 6, READS, copy_gb_s=900.0, cache_bytes=1)}
+    kinds = drawn.agreement(differ=(3,), continuation=stored)
+    for fmt, scores in (("native", drawn.FIRST), ("int8_sym", drawn.SECOND)):
+        kinds[f"mcq__{fmt}"] = ({"questions": [drawn.question(0, 0, scores)]}, {})
+    kinds["perplexity__native"] = ({"chunks": drawn.NATIVE}, drawn.FACTS)
+    kinds["perplexity__int8_sym"] = drawn.quality()
+    kinds["latency"] = latency(SIX, GAPS, READS, copy_gb_s=900.0, cache_bytes=1)
     return measured(made, **kinds)
 
 
@@ -220,14 +167,8 @@ def test_two_renders_are_equal_byte_for_byte_and_no_two_drawings_share_an_id(mak
     assert list(drilldowns(view)) == ["quality", "mcq"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["<script>alert(1)</script>量化 $\\frac{1}{$", "a\n\x1b[31m</pre>\u202e"],
-    ids=["markup", "control"],
-)
+@pytest.mark.parametrize("text", ["<script>alert(1)</script>量化 $\\frac{1}{$", "a\n\x1b[31m</pre>\u202e"])
 def test_hostile_texts_and_names_are_escaped(maker, text):
-    made = full(maker)
-
     def change(record):
         samples = record.samples
         if record.runner == "agreement":
@@ -238,35 +179,30 @@ def test_hostile_texts_and_names_are_escaped(maker, text):
             samples = samples | {"chunks": [c | {"document": text} for c in samples["chunks"]]}
         return replace(record, samples=samples)
 
-    view = build(made.with_records(change).judged)
-    assert view.plots.problems == ()
+    view = build(full(maker).with_records(change).judged)
+    assert view.problems == ()
     page = render(view)
     assert not [wrong for wrong in ("<script>alert", "\x1b", "\u202e", "[31m</pre>") if wrong in page]
     assert page.count("</pre>") == page.count("<pre")
     if text.isprintable():
-        assert view.plots.questions[0].lines[0].id == view.plots.chunks[0].lines[0].document == text
+        assert view.questions[0].lines[0].id == view.chunks[0].lines[0].document == text
 
 
 def test_nothing_is_shown_where_nothing_was_measured(maker):
     made = small(maker)
     failed = {"status": "error", "samples": {}, "facts": {}, "error": {"message": "no"}}
     view = build(replace(made, rows=[], records=[replace(r, **failed) for r in made.records]).judged)
-    assert figures(view) == ()
-    assert drilldowns(view) == {}
-    assert "<svg" not in render(view)
+    assert (figures(view), drilldowns(view), "<svg" in render(view)) == ((), {}, False)
 
 
-def test_a_damaged_record_costs_its_plot_and_not_the_page(maker):
+def test_what_cannot_be_read_or_drawn_costs_its_plot_and_not_the_page(maker, passing, monkeypatch):
     damaged = {"questions": [{"id": 1}]}
     made = full(maker).with_records(lambda r: replace(r, samples=damaged) if r.runner == "mcq" else r)
     view = build(made.judged)
-    assert view.plots.questions == ()
-    ((section, sentence),) = view.plots.problems
+    assert view.questions == ()
+    ((section, sentence),) = view.problems
     assert (section, "KeyError: 'skipped'" in sentence) == ("mcq", True)
     assert "KeyError: &#39;skipped&#39;" in render(view)
-
-
-def test_times_that_are_not_finite_cost_their_plot_and_not_the_verdict(passing, monkeypatch):
     times = ("itl_ms", "ttft_ms", "decode_read_gb_s")
     lost = passing.with_rows(lambda row: replace(row, value=math.nan) if row.metric in times else row)
     assert "Latency" in render(build(lost.judged))
@@ -297,13 +233,56 @@ def test_no_two_of_36_series_look_alike():
     assert len({(svg.marker(i), svg.colour(i)) for i in range(36)}) == 36
 
 
+def series(*names, batches=(1, 4)):
+    points = [TimePoint(b, c, 40.0 + b, 39.0, 45.0, (39.5, 41.0)) for b in batches for c in (128, 512)]
+    return [TimeSeries(name, tuple(points)) for name in names]
+
+
+def itl_svg(lines, title="t"):
+    return times_svg(lines, "itl", "ITL mean (ms)", title)
+
+
+BARS = [ByteBar("native", 5_898_240, 0), ByteBar("int8_sym", 1_474_560, 46_080)]
+
+
+@pytest.mark.parametrize("draw", [lambda t: itl_svg(series("native", "b"), t), lambda t: bytes_svg(BARS, t)])
+def test_a_drawing_is_repeatable_titled_undated_and_coloured_by_the_page(draw):
+    found = draw("ITL < all")
+    assert found == draw("ITL < all")
+    root = ET.fromstring(found)
+    assert (root.tag, root.get("role"), root.find(f"{SVG}title").text) == (f"{SVG}svg", "img", "ITL < all")
+    assert not [wrong for wrong in ("metadata", "<?xml", "#0100", "#0200") if wrong in found]
+    assert not [name for name in ("var(--s0)", "var(--s1)", "var(--ink)") if name not in found]
+
+
+def test_any_name_and_any_number_of_series_can_be_drawn():
+    assert {"native", "int8_sym", "5.625", "1.45"} <= words(bytes_svg(BARS, "t"))
+    names = ["<b>&", "$\\frac{1}{$", "_x", "量化", "a\nb\x00", "n" * 500, ""]
+    assert set(names[:4]) <= words(bytes_svg([ByteBar(name, 10, 1) for name in names], "t"))
+    many = series(*(f"f{i}" for i in range(svg.COLOURS + 2)), batches=(1, 2, 4, 8))
+    assert {f"batch {b}" for b in (1, 2, 4, 8)} <= words(itl_svg(many))
+    assert words(itl_svg([TimeSeries("native", (TimePoint(1, 128, 40.0, None, None, ()),))]))
+
+
+def test_series_are_the_cells_that_differ_only_in_batch_and_context(passing, maker):
+    view = build(passing.judged)
+    assert [(line.name, len(line.points)) for line in view.itl] == [("native", 4), ("int8_sym", 4)]
+    point, bar = view.itl[0].points[0], view.bytes[1]
+    assert (point.batch, point.context, len(point.repeats)) == (1, 128, 2)
+    assert point.low < point.value < point.high
+    assert (bar.name, bar.payload, bar.scales) == ("int8_sym · batch 1 · context 128", 1_474_560, 46_080)
+    large = build(maker(batches=(1, 2, 4, 8), contexts=(128, 256, 512, 1024)).judged)
+    largest = [f"{fmt} · batch 8 · context 1024" for fmt in ("native", "int8_sym")]
+    assert ([bar.name for bar in large.bytes], large.bytes_of) == (largest, "the largest cells")
+
+
 @pytest.mark.slow
 def test_a_hundred_cells_with_every_sample_stay_under_two_megabytes(maker):
     """Five formats of 40 layers; 500 chunks, 2,048 steps that often differ, 500 questions that all change."""
     formats = ("native", "int8_sym", "int8_static", "fp8_e4m3", "fp8_e4m3_static")
     contexts = (1024, 4096, 16384, 32768, 131072)
     made = healthy(maker, 40, formats=formats, batches=(1, 8, 32, 64), contexts=contexts)
-    chunks = [text_of(3.0, [0.1, 0.2, 0.3], d) for d in range(500)]
+    chunks = [drawn.text_of(3.0, [0.1, 0.2, 0.3], d) for d in range(500)]
     facts = {"steps": 2048, "prompt_tokens": 4, "prompt_sha": "p", "aa_disagreements": []}
     shared = {"margins": [1.0] * 2048, "aa_margins": [1.0] * 2048}
     shared |= dict.fromkeys(("text_before", "native_text", "continuation_text"), "word " * 300)
@@ -315,21 +294,22 @@ def test_a_hundred_cells_with_every_sample_stay_under_two_megabytes(maker):
             {"native16_bytes": 5_000},
         )
         if record.runner == "latency":
-            samples, more = latency(SIX, [[1.0, 2.0]] * 6, READS, copy_gb_s=900.0, cache_bytes=1)
+            samples, more = latency(SIX, GAPS, READS, copy_gb_s=900.0, cache_bytes=1)
         elif record.runner == "perplexity":
             divergence = {"kld_tokens": [0.1, 0.2, 0.3] * 500, "top1_equal": 1000}
-            samples, more = {"chunks": chunks}, {"scored": 1500, "positions": [0, 2, 4]}
-            samples |= {} if native else divergence
+            samples = {"chunks": chunks} | ({} if native else divergence)
+            more = {"scored": 1500, "positions": [0, 2, 4]}
         elif record.runner == "agreement":
             tokens = [-1 if i % 3 and not native else i for i in range(2048)]
             samples, more = {"tokens": tokens} | shared, facts
         elif record.runner == "mcq":
-            scores = FIRST if native else SECOND
-            samples, more = {"questions": [question(i, 0, scores, aa_scores=scores) for i in range(500)]}, {}
+            scores = drawn.FIRST if native else drawn.SECOND
+            asked = [drawn.question(i, 0, scores, aa_scores=scores) for i in range(500)]
+            samples, more = {"questions": asked}, {}
         return replace(record, samples=samples, facts={**record.facts, **more})
 
     made = made.with_records(change)
     view = build(replace(made.judged, rows=derive(made.run)))
-    assert view.plots.problems == ()
+    assert view.problems == ()
     assert {f.section for f in figures(view)} == {"storage", "latency", "quality", "agreement", "health"}
     assert len(render(view).encode()) < 2_000_000

@@ -28,83 +28,61 @@ from tests.factories.runs.drawn import (
     texts,
 )
 
-# KLD
 
-
-def test_kld_percentiles_are_the_rows_own(maker):
+def test_kld_percentiles_are_the_rows_own_and_one_of_0_is_only_in_the_table(maker):
     view = build(perplexed(maker).judged)
-    assert [line.variant for line in view.plots.kld] == ["wikitext2", "pydoc"]
-    rows = view.plots.kld[0].rows
-    assert list(rows) == ["kld_p50", "kld_p90", "kld_p99", "kld_p999", "kld_max"]
-    assert [rows[m].value for m in rows] == [0.1, 0.9, 0.9, 0.9, 0.9]
-    assert [name for _, _, name in figure(view, "quality").legend] == ["p50", "p90", "p99", "p99.9", "max"]
-
-
-def test_a_percentile_of_0_is_in_the_table_although_not_on_the_axis(maker):
+    assert [line.variant for line in view.kld] == ["wikitext2", "pydoc"]
+    values = {metric: row.value for metric, row in view.kld[0].rows.items()}
+    names = ("kld_p50", "kld_p90", "kld_p99", "kld_p999", "kld_max")
+    assert list(values.items()) == list(zip(names, (0.1, 0.9, 0.9, 0.9, 0.9), strict=True))
+    usual = figure(view, "quality")
+    assert [name for _, _, name in usual.legend] == ["p50", "p90", "p99", "p99.9", "max"]
     own = [text_of(3.0, [0.0] * 3, d) for d in range(3)]
-    zero, usual = (
-        figure(build(perplexed(maker, **kinds).judged), "quality")
-        for kinds in ({"own": own, "tokens": [[0.0] * 3] * 3}, {})
-    )
+    zero = figure(build(perplexed(maker, own=own, tokens=[[0.0] * 3] * 3).judged), "quality")
     assert ["percentile of 0" in found.caption for found in (zero, usual)] == [True, False]
     assert texts(zero.grids[0].rows[0])[1].startswith("0 nat")
 
 
-def test_chunks_are_sorted_worst_first(maker):
-    chunks = build(perplexed(maker).judged).plots.chunks[0]
+def test_chunks_are_sorted_worst_first_and_positions_hold_the_tokens_of_their_bucket(maker):
+    chunks = build(perplexed(maker).judged).chunks[0]
     assert [(c.index, c.document, c.tokens) for c in chunks.lines] == [(1, "1", 3), (0, "0", 3), (2, "2", 3)]
     assert [round(c.kld, 12) for c in chunks.lines] == [0.3, 0.2, round(0.4 / 3, 12)]
     assert [round(c.delta, 12) for c in chunks.lines] == [round(1 / 3, 12), 0, round(2 / 3, 12)]
-    assert (chunks.total, chunks.documents) == (3, 3)
-    assert chunks.subject.text == "int8_sym · wikitext2"
-
-
-def test_positions_hold_the_tokens_of_their_bucket(maker):
-    first, second = build(perplexed(maker).judged).plots.chunks[0].positions
+    assert (chunks.total, chunks.documents, chunks.subject) == (3, 3, "int8_sym · wikitext2")
+    first, second = chunks.positions
     assert (first.low, first.high, first.tokens, second.low, second.high, second.tokens) == (0, 1, 6, 2, 3, 3)
     assert first.kld == clustered_mean([0.1 + 0.2, 0.0, 0.4], [2, 2, 2], range(3))
     assert (first.most, second.most) == (0.4, 0.9)
     assert second.kld.value == pytest.approx(0.4)
     assert first.delta == clustered_ratio([0.0, 0.5, 1.0], [2, 2, 2], range(3))
-
-
-def test_a_sample_of_the_tokens_has_no_kld_by_position(maker):
-    chunks = build(perplexed(maker, kept=[0.1, 0.9]).judged).plots.chunks[0]
-    assert [p.kld for p in chunks.positions] == [None, None]
-    assert drilldown.position_grid(chunks).columns == ("Position", "NLL delta")
+    sampled = build(perplexed(maker, kept=[0.1, 0.9]).judged).chunks[0]
+    assert [p.kld for p in sampled.positions] == [None, None]
+    assert drilldown.position_grid(sampled).columns == ("Position", "NLL delta")
 
 
 def test_old_records_without_positions_or_divergence_still_list_their_chunks(maker):
     bare = [{"tokens": 3, "nll": 3.0 + d, "document": d} for d in range(3)]
-    native = [c | {"nll": 3.0} for c in bare]
-    kinds = {
-        f"perplexity__{fmt}": ({"chunks": own}, {"scored": 9})
-        for fmt, own in (("native", native), ("int8_sym", bare))
-    }
-    plots = build(measured(small(maker), **kinds).judged).plots
-    assert [c.index for c in plots.chunks[0].lines] == [2, 1, 0]
-    assert plots.chunks[0].positions == ()
-    assert plots.kld == ()
+    both = {"native": [c | {"nll": 3.0} for c in bare], "int8_sym": bare}
+    kinds = {f"perplexity__{fmt}": ({"chunks": own}, {"scored": 9}) for fmt, own in both.items()}
+    view = build(measured(small(maker), **kinds).judged)
+    assert ([c.index for c in view.chunks[0].lines], view.chunks[0].positions, view.kld) == (
+        [2, 1, 0],
+        (),
+        (),
+    )
 
 
-@pytest.mark.parametrize(
-    "native",
-    [
-        ({"chunks": NATIVE}, {**FACTS, "data_sha": "z"}),
-        ({"chunks": [c | {"document": 7} for c in NATIVE]}, FACTS),
-    ],
-    ids=["other data", "other chunks"],
-)
-def test_records_of_other_data_or_other_chunks_are_not_compared(maker, native):
+@pytest.mark.parametrize("change", [{"data_sha": "z"}, {"document": 7}])
+def test_records_of_other_data_or_other_chunks_are_not_compared(maker, change):
+    facts = FACTS | change if "data_sha" in change else FACTS
+    chunks = [c | change for c in NATIVE] if "document" in change else NATIVE
+    native = ({"chunks": chunks}, facts)
     made = measured(small(maker), perplexity__native=native, perplexity__int8_sym=quality())
-    assert build(made.judged).plots.chunks == ()
-
-
-# Agreement
+    assert build(made.judged).chunks == ()
 
 
 def lines_of(maker, **kinds):
-    return build(measured(small(maker), **agreement(**kinds)).judged).plots.agreement
+    return build(measured(small(maker), **agreement(**kinds)).judged).agreement
 
 
 def test_the_curve_is_the_share_so_far(maker):
@@ -115,14 +93,12 @@ def test_the_curve_is_the_share_so_far(maker):
     assert (own.first, own.at_first, own.steps, own.again) == (3, 0.75, 128, False)
     assert (again.again, again.first, dict(again.points)[127]) == (True, None, 127 / 128)
     assert again.sentence.startswith("1 of 128 steps differ")
-
-
-def test_a_long_curve_keeps_its_ends_and_few_points():
+    old = lines_of(maker, differ=(3,), facts={"aa_disagreements": None})
+    assert [line.again for line in old] == [False]  # a baseline that was not repeated
     points = _curve(range(0, 2048, 2), 2048)
     assert len(points) < 900
-    assert (points[0], points[-1]) == ((0, 0.0), (2047, 0.5))
+    assert (points[0], points[-1], _curve([], 0)) == ((0, 0.0), (2047, 0.5), ())
     assert all(share == 1 - math.ceil((step + 1) / 2) / (step + 1) for step, share in points)
-    assert _curve([], 0) == ()
 
 
 def test_a_real_divergence_a_near_tie_and_one_that_cannot_be_judged(maker):
@@ -134,7 +110,7 @@ def test_a_real_divergence_a_near_tie_and_one_that_cannot_be_judged(maker):
     none, _ = lines_of(maker)
     made = agreement(differ=(3,))
     made["agreement__native"][0]["aa_margins"] = [5.0] * STEPS
-    unknown = build(measured(small(maker), **made).judged).plots.agreement[0]
+    unknown = build(measured(small(maker), **made).judged).agreement[0]
     lines = (real, tie, alone, unknown, none)
     assert [line.real for line in lines] == [True, False, False, None, None]
     assert [line.margin for line in lines] == [1.0, 0.005, 0.005, 1.0, None]
@@ -145,12 +121,8 @@ def test_a_real_divergence_a_near_tie_and_one_that_cannot_be_judged(maker):
     assert alone.sentence.endswith("no real divergence follows")
     assert "step 0 moved by 4 logit" in unknown.sentence
     assert none.sentence.startswith("agrees on 128 of 128 steps (")
-
-
-def test_a_near_tie_has_an_open_marker(maker):
-    both = (lines_of(maker, differ=(3,), margins=margins) for margins in (None, [0.005] * STEPS))
-    real, tie = (agreement_svg(lines, "t").count("fill-opacity: 0") for lines in both)
-    assert tie == real + 1
+    opened = [agreement_svg(found, "t").count("fill-opacity: 0") for found in ([real], [tie])]
+    assert opened == [0, 1]  # the marker of a near-tie is open
 
 
 def test_the_texts_at_the_divergence_are_shown(maker):
@@ -159,27 +131,14 @@ def test_the_texts_at_the_divergence_are_shown(maker):
     assert [text for text in stored.values() if f'<pre tabindex="0">{text}</pre>' not in page] == []
     bare = lines_of(maker, differ=(3,))[0].passage
     assert (bare.before, bare.native, bare.candidate) == ("text not stored",) * 3
-
-
-def test_a_long_text_is_cut(maker):
-    own, _ = lines_of(maker, differ=(3,), continuation={"native_text": "n" * 1001})
-    assert own.passage.native == "n" * 1000 + " … (1,001 characters in all)"
-
-
-def test_an_old_baseline_without_a_second_run_has_no_line_of_its_own(maker):
-    lines = lines_of(maker, differ=(3,), facts={"aa_disagreements": None})
-    assert [line.again for line in lines] == [False]
-
-
-# Questions
+    long = lines_of(maker, differ=(3,), continuation={"native_text": "n" * 1001})[0].passage
+    assert long.native == "n" * 1000 + " … (1,001 characters in all)"
 
 
 def asked(maker, natives, owns, noise=0.01):
     natives = [q | {"aa_scores": [s + noise for s in q["scores"]]} for q in natives]
-    made = measured(
-        small(maker), mcq__native=({"questions": natives}, {}), mcq__int8_sym=({"questions": owns}, {})
-    )
-    return build(made.judged).plots.questions
+    kinds = {f"mcq__{fmt}": ({"questions": q}, {}) for fmt, q in (("native", natives), ("int8_sym", owns))}
+    return build(measured(small(maker), **kinds).judged).questions
 
 
 def test_changed_picks_come_first_and_right_to_wrong_before_the_others(maker):
@@ -202,24 +161,19 @@ def test_changed_picks_come_first_and_right_to_wrong_before_the_others(maker):
     assert drilldown.question_grid(found).rows[1][5] == "right to wrong (near-tie)"
 
 
-def test_only_the_worst_are_listed(maker):
+def test_only_the_worst_are_listed_and_only_what_both_scored(maker):
     many = [question(i, 0, FIRST) for i in range(60)]
     (found,) = asked(maker, many, [question(i, 0, [-1.0 - i / 100, -2.0, -3.0]) for i in range(60)])
     assert [q.id for q in found.lines] == [f"q{i}" for i in range(59, 34, -1)]
     assert (found.flips, found.total) == (0, 60)
+    (found,) = asked(maker, many[:2], [many[0], question(1, 0, [], skipped="no token")])
+    assert (found.total, [q.id for q in found.lines]) == (1, ["q0"])
 
 
 def test_a_choice_without_a_number_is_first_and_has_no_pick(maker):
     natives = [question(i, 0, FIRST) for i in range(2)]
-    owns = [question(0, 0, SECOND), question(1, 0, [math.nan, -1.0, -1.0])]
-    (found,) = asked(maker, natives, owns)
+    (found,) = asked(maker, natives, [question(0, 0, SECOND), question(1, 0, [math.nan, -1.0, -1.0])])
     changes = [("q1", "none", "no number"), ("q0", "B", "right to wrong")]
     assert [(q.id, q.own, q.change) for q in found.lines] == changes
     assert found.noise is None
     assert found.why in drilldown.question_grid(found).note
-
-
-def test_skipped_questions_are_in_no_list(maker):
-    gone = question(1, 0, [], skipped="no token")
-    (found,) = asked(maker, [question(0, 0, FIRST), question(1, 0, FIRST)], [question(0, 0, FIRST), gone])
-    assert (found.total, [q.id for q in found.lines]) == (1, ["q0"])

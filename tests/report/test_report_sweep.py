@@ -19,9 +19,9 @@ from kvbench.report.view import build
 from tests.factories.runs.reported import make
 
 SVG = "{http://www.w3.org/2000/svg}"
-FILE = {"k": [0.1], "v": [0.2], "calibrated": {"file": "s.json", "sha": "abcdef0123", "method": "amax"}}
-DETAILS = {"per": "layer", "tokens": 9, "data": "pydoc", "text_sha": "t", "dtype": "float32"}
-CALIBRATED = {**FILE, "calibrated": FILE["calibrated"] | DETAILS}
+SCALE = {"k": [0.1], "v": [0.2]}
+FILE = {"file": "s.json", "sha": "abcdef0123", "method": "amax", "per": "layer", "tokens": 9}
+CALIBRATED = {**SCALE, "calibrated": {**FILE, "data": "pydoc", "text_sha": "t", "dtype": "float32"}}
 # (format, scale) -> perplexity delta in %, useful tokens of 256, share of collapsed texts
 FOUND = {
     ("native", None): (None, 190, None),
@@ -33,6 +33,9 @@ FOUND = {
 }  # fmt: skip
 
 
+METRICS = ("ppl_delta_pct", "gen_useful_tokens", "gen_collapsed")
+
+
 def swept(found=FOUND):
     """A run with one cell a scale, as `kvbench run` leaves it, and the rows that the sweep reads."""
     made = make(formats=("native", "int8_sym"), batches=(1,), contexts=(128,))
@@ -41,25 +44,15 @@ def swept(found=FOUND):
     for i, ((fmt, scale), (ppl, useful, collapsed)) in enumerate(found.items()):
         spec = native.spec | {"kv_format": fmt, "scale": CALIBRATED if scale == "file" else scale}
         cells.append(Cell(f"c{i}", f"c{i}", spec, ("kv_format", "scale"), "c0"))
-        values = {
-            "ppl_delta_pct": (ppl, "%", 500),
-            "gen_useful_tokens": (useful, "tokens", 256),
-            "gen_collapsed": (collapsed, "share", 4),
-        }
-        rows += [
-            Row(f"c{i}", m, "", v, UNITS[unit], n) for m, (v, unit, n) in values.items() if v is not None
-        ]
+        values = zip(("%", "tokens", "share"), METRICS, (ppl, useful, collapsed), (500, 256, 4), strict=True)
+        rows += [Row(f"c{i}", m, "", v, UNITS[unit], n) for unit, m, v, n in values if v is not None]
     task = Task("g", "generate", "", {}, {}, ("c0",), None)
     run = Run(replace(made.manifest, cells=tuple(cells), tasks=(task,)))
     return JudgedRun(run, rows, made.verdict)
 
 
-def sweep(judged):
-    return scale_sweep(judged)
-
-
 def test_the_sentence_has_every_line_and_scale():
-    found = sweep(swept())
+    found = scale_sweep(swept())
     parts = [part.split(" (")[0] for part in found.sentence.split("; ")]
     assert parts == [
         "int8_static scale 1 collapses at token 5",
@@ -69,9 +62,8 @@ def test_the_sentence_has_every_line_and_scale():
         "int8_static calibrated-amax-abcdef stays usable for all 256 tokens",
         "native itself stays usable up to token 190.",
     ]
-    assert [(line.name, [scale for scale, _ in line.points]) for line in found.lines] == [
-        ("int8_static", [0.05, 0.1, 1.0])
-    ]
+    (line,) = found.lines
+    assert (line.name, [scale for scale, _ in line.points]) == ("int8_static", [0.05, 0.1, 1.0])
     references = ["int8_sym", "int8_static calibrated-amax-abcdef", "native"]
     assert [line.name for line in found.references] == references
 
@@ -96,31 +88,22 @@ def test_a_scale_collapses_if_more_than_half_of_its_texts_do(effect, word):
 )
 def test_no_sweep_where_a_run_has_fewer_than_two_scales(left, passing):
     args = swept({key: FOUND[key] for key in left})
-    assert sweep(args) is None
+    assert scale_sweep(args) is None
     assert "Static scales" not in render(build(args))
     assert build(passing.judged).sweep is None
 
 
-def test_a_sweep_of_perplexity_alone_has_one_panel():
-    args = swept({key: (ppl, None, None) for key, (ppl, _, _) in FOUND.items()})
-    found = sweep(args)
-    assert found.sentence.startswith("int8_static scale 1 gives perplexity +3,041%; 0.1 gives")
-    texts = [e.text for e in ET.fromstring(scale_svg(found, "t")).iter(f"{SVG}text")]
-    assert "perplexity delta (%)" in texts
-    assert "useful tokens" not in texts
-
-
-def test_the_plot_is_repeatable_and_whole():
-    svg = scale_svg(sweep(swept()), "Scales < all")
-    assert svg == scale_svg(sweep(swept()), "Scales < all")
-    root = ET.fromstring(svg)
-    assert root.find(f"{SVG}title").text == "Scales < all"
-    texts = {e.text for e in root.iter(f"{SVG}text")}
+def test_the_plot_is_whole_and_one_of_perplexity_alone_has_one_panel():
+    svg = scale_svg(scale_sweep(swept()), "Scales < all")
+    texts = {e.text for e in ET.fromstring(svg).iter(f"{SVG}text")}
     names = {"0.05", "0.1", "1", "scale", "perplexity delta (%)", "useful tokens", "10", "1,000"}
     assert names <= texts
     assert not [text for text in texts if "$" in text]
-    assert not [wrong for wrong in ("metadata", "#0100") if wrong in svg]
     assert not [i for i in range(4) if f"var(--s{i})" not in svg]
+    found = scale_sweep(swept({key: (ppl, None, None) for key, (ppl, _, _) in FOUND.items()}))
+    assert found.sentence.startswith("int8_static scale 1 gives perplexity +3,041%; 0.1 gives")
+    texts = {e.text for e in ET.fromstring(scale_svg(found, "t")).iter(f"{SVG}text")}
+    assert {"perplexity delta (%)", "useful tokens"} & texts == {"perplexity delta (%)"}
 
 
 def test_an_open_mark_is_right_censored():

@@ -69,7 +69,7 @@ def test_ranges_of_dynamic_scales_are_joined(maker):
         ),
         (("default", "default", "unproven"), "29 of 30 layers read: checkpoint 28, default 2"),
     ],
-)  # fmt: skip
+)
 def test_sides_that_differ_are_counted_separately(last, text):
     sources = [("checkpoint", "checkpoint", "yes")] * 28 + [("default", "default", "yes"), last]
     rows = [ScaleRow(i, (("1", k, "yes"), ("1", v, read))) for i, (k, v, read) in enumerate(sources)]

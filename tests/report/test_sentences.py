@@ -41,28 +41,19 @@ def runs() -> Iterator[tuple[str, Made]]:
     yield "no evidence", made.with_records(lambda r: replace(r, evidence=None))
     yield "fallback", made.with_records(fallen)
     yield "no records", replace(made, records=[], rows=[])
-    yield (
-        "partial",
-        made.with_records(lambda r: replace(r, partial="5 of 9 chunks") if r.runner == "mcq" else r),
-    )
+    partial = {"mcq": "5 of 9 chunks"}
+    yield "partial", made.with_records(lambda r: replace(r, partial=partial.get(r.runner)))
     fixed = {"model_weights": "random", "plumbing": True, "trust_remote_code": True, "prefill_reads": "fresh"}
     yield "unusual models", make(fixed=fixed)
     every = frozenset(task.key for task in made.manifest.tasks)
     yield "shard", made.with_manifest(shard=Share(Shard(1, 2), every))
-    yield (
-        "shards differ",
-        made.with_manifest(merged=MergedFrom((), tuple(f"task {i} differs." for i in range(6)))),
-    )
+    differ = tuple(f"task {i} differs." for i in range(6))
+    yield "shards differ", made.with_manifest(merged=MergedFrom((), differ))
     stopped = replace(made, records=made.records[:-2])
     yield "stopped", stopped.with_manifest(stopped=Stopped("canary", "precision", "perplexity"))
     yield "decided early", stopped.with_manifest(stopped=Stopped("until_decided", "ppl at most 9", "mcq"))
-    hosts = ("a", "b")
-    yield (
-        "hosts",
-        replace(
-            made, records=[replace(r, environment={"host": hosts[i % 2]}) for i, r in enumerate(made.records)]
-        ),
-    )
+    hosts = [replace(r, environment={"host": "ab"[i % 2]}) for i, r in enumerate(made.records)]
+    yield "hosts", replace(made, records=hosts)
     load = {"before": 0.5, "after": 3.1, "cpus": 2}
     yield "busy", made.with_records(lambda r: replace(r, facts={**r.facts, "host_load": load}))
 

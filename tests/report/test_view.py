@@ -1,6 +1,5 @@
 """The view model: labels, tables, precision, findings."""
 
-import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -61,6 +60,10 @@ def test_each_baseline_is_directly_above_its_candidates_and_shared_tasks_are_one
     assert [(x.label.text, x.variant, len(x.label.cells)) for x in lines] == [
         (fmt, f"{text} stream512", 4) for text in ("wikitext2", "pydoc") for fmt in ("native", "int8_sym")
     ]
+    got = entry(view, "storage", "kv_ratio", kv_format="int8_sym", batch="4", context="512")
+    assert got.baseline.text == "native · batch 4 · context 512"
+    assert entry(view, "storage", "kv_ratio", kv_format="native", batch="4") is None
+    assert entry(view, "quality", "ppl_delta_pct", kv_format="int8_sym").baseline.text == "native"
 
 
 def test_a_cell_with_another_value_than_its_shared_task_has_a_line_of_its_own(passing):
@@ -69,14 +72,9 @@ def test_a_cell_with_another_value_than_its_shared_task_has_a_line_of_its_own(pa
     lines = table(build(made.judged), "quality").lines
     own = [x for x in lines if x.label.text == "int8_sym · batch 4 · context 512"]
     assert [x.entries[0].shown.text for x in own] == ["99", "99"]  # one a corpus
-
-
-def test_a_difference_names_its_baseline_and_a_baseline_has_no_difference(passing):
-    view = build(passing.judged)
-    got = entry(view, "storage", "kv_ratio", kv_format="int8_sym", batch="4", context="512")
-    assert got.baseline.text == "native · batch 4 · context 512"
-    assert entry(view, "storage", "kv_ratio", kv_format="native", batch="4") is None
-    assert entry(view, "quality", "ppl_delta_pct", kv_format="int8_sym").baseline.text == "native"
+    bad = outcome("ppl at most 9", "fail", cells=[odd], metric="ppl", variant="wikitext2 stream512")
+    view = build(passing.with_outcomes(bad).judged)  # a line of several cells has the worst status
+    assert entry(view, "quality", "ppl", kv_format="int8_sym").status == "fail"
 
 
 def test_every_row_is_shown_even_of_an_unknown_metric_or_cell(passing):
@@ -138,24 +136,13 @@ def test_a_failing_run_names_what_failed_and_where(failing):
     ]
 
 
-def test_a_line_of_several_cells_has_the_worst_status(passing):
-    last = passing.cell(kv_format="int8_sym", batch=4, context=512).id
-    bad = outcome("ppl at most 9", "fail", cells=[last], metric="ppl", variant="wikitext2 stream512")
-    view = build(passing.with_outcomes(bad).judged)
-    assert entry(view, "quality", "ppl", kv_format="int8_sym").status == "fail"
+def test_effective_formats_and_missing_evidence_decide_the_state(passing):
+    def wrong(record):  # though every level is verified
+        own = record.key == "storage--int8_sym-1-128"
+        return replace(record, evidence={**record.evidence, "effective": "native"}) if own else record
 
-
-def test_another_effective_format_is_a_mismatch_though_every_level_is_verified(passing):
-    def change(record):
-        wrong = record.key == "storage--int8_sym-1-128"
-        return replace(record, evidence={**record.evidence, "effective": "native"}) if wrong else record
-
-    (lost,) = build(passing.with_records(change).judged).failures
-    assert lost.kind == "mismatch"
-    assert "native + int8_sym" in lost.items[0].sentence
-
-
-def test_a_cell_without_evidence_is_unverified(passing):
+    (lost,) = build(passing.with_records(wrong).judged).failures
+    assert (lost.kind, "native + int8_sym" in lost.items[0].sentence) == ("mismatch", True)
     view = build(passing.with_records(quantized(lambda r: replace(r, evidence=None))).judged)
     group = view.precision[1]
     got = (group.line.state, group.line.effective, group.line.storage, group.reads)
@@ -168,9 +155,8 @@ def decided(requested, rejected=()):
     choice = {"requested": requested, "resolved": "native", "reason": "because", "rejected": list(rejected)}
 
     def change(r):
-        return replace(
-            r, decision={**r.decision, "kv_format": choice}, evidence={**r.evidence, "effective": "native"}
-        )
+        evidence = {**r.evidence, "effective": "native"}
+        return replace(r, decision={**r.decision, "kv_format": choice}, evidence=evidence)
 
     return quantized(change)
 
@@ -182,9 +168,6 @@ def test_a01_a_request_that_was_dropped_on_the_way_is_no_fallback(passing):
     assert (line.kv.requested, line.kv.asked, line.kv.resolved) == ("int8_sym", "native", "native")
     assert (line.state, view.fallbacks) == ("mismatch", ())
     assert view.failures[0].items[0].sentence == line.kv.dropped_text
-
-
-def test_a_fallback_has_its_reason_and_the_rejected_options(passing):
     view = build(passing.with_records(decided("int8_sym", [["fp8_e4m3", "too"]])).judged)
     (fallback,) = view.fallbacks
     assert view.failures == ()
@@ -206,9 +189,8 @@ def test_a_refused_task_is_a_gap_with_its_message(passing, status):
 
 
 def test_an_optional_check_that_was_not_evaluated_is_marked(passing):
-    extra = outcome(
-        "ttft_ms at most 5", "not_evaluated", "no row", metric="ttft_ms", required=False, why="hm"
-    )
+    fields = {"metric": "ttft_ms", "required": False, "why": "hm"}
+    extra = outcome("ttft_ms at most 5", "not_evaluated", "no row", **fields)
     view = build(passing.with_outcomes(extra).judged)
     assert (view.exit_code, view.gaps[0].why) == (0, "Not required. hm")
     assert [group.required for group in view.checks][-1] is False
@@ -223,21 +205,19 @@ def test_cells_that_never_ran_are_gaps_and_not_failures(passing):
     assert [name in shared.sentence for name in ("parity", "mcq cloze", "latency")] == [True, True, False]
 
 
-def test_nan_is_shown_as_nan(passing):
-    made = passing.with_rows(lambda r: replace(r, value=math.nan) if r.metric == "divergence_margin" else r)
-    got = entry(build(made.judged), "agreement", "divergence_margin", kv_format="int8_sym")
-    assert (got.shown.text, got.shown.state) == ("NaN", "nan")
-
-
 def test_a17_t3_how_a_number_was_measured_is_kept_with_it(passing):
     errors = {"x1": 0.0065, "x30": 0.068, "x100": 0.226}
     made = passing.with_records(lambda r: replace(r, facts={**r.facts, "error_beside_outlier": errors}))
-    want = {"split": "test", "stride": "512", "protocol": "stream512", "scored": "292,883", "bos": "none",
-            "error_beside_outlier.x1": "0.0065", "error_beside_outlier.x100": "0.226"}  # fmt: skip
+    want = {
+        "split": "test",
+        "stride": "512",
+        "protocol": "stream512",
+        "scored": "292,883",
+        "bos": "none",
+        "error_beside_outlier.x1": "0.0065",
+        "error_beside_outlier.x100": "0.226",
+    }
     assert want.items() <= dict(table(build(made.judged), "quality").facts[0].pairs).items()
-
-
-def test_the_texts_after_a_divergence_can_be_read(passing):
     texts = {"native_text": " a dog.", "continuation_text": " a\ncat."}
     made = passing.with_records(lambda r: replace(r, samples=texts) if r.key == "agreement--int8_sym" else r)
     native, candidate = table(build(made.judged), "agreement").facts

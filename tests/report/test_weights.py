@@ -12,7 +12,7 @@ from kvbench.metrics.declare.units import UNITS
 from kvbench.report.console import show
 from kvbench.report.html import render
 from kvbench.report.json import result_json
-from kvbench.report.tables import wide_csv
+from kvbench.report.tables import as_csv, wide_table
 from kvbench.report.view import build
 
 STORED = "bfloat16 and float8_e4m3fn + float32 scales"
@@ -24,16 +24,16 @@ MEASURED = [
     ("weight_scale_bytes", 30_000, "B", ""),
     ("model_load_s", 2.5, "s", ""),
 ]
+FP8 = "fp8_block128"
 
 
 @pytest.fixture
 def fp8(maker):
     """FP8 weights, whose prompts ran on W8A8 and whose decode steps ran on W8A16; and the sweep of rows."""
-    made = maker(batches=(1,), contexts=(128,), fixed={"weights": "fp8_block128", "gemm": "auto"})
+    made = maker(batches=(1,), contexts=(128,), fixed={"weights": FP8, "gemm": "auto"})
+    cells = [cell.id for cell in made.manifest.cells]
     more = [
-        Row(c.id, metric, "", value, UNITS[unit], note=note)
-        for c in made.manifest.cells
-        for metric, value, unit, note in MEASURED
+        Row(cell, m, "", value, UNITS[unit], note=note) for cell in cells for m, value, unit, note in MEASURED
     ]
     return replace(made, rows=[*made.rows, *more])
 
@@ -60,38 +60,35 @@ def printed(made):
     return file.getvalue()
 
 
-def test_w8a8_and_w8a16_are_told_apart_in_every_output(fp8):
+def test_w8a8_and_w8a16_are_told_apart_in_every_output(fp8, passing):
     line = build(fp8.judged).precision[0].line
-    assert (line.choice("weights").requested, line.choice("weights").resolved, line.effective_weights) == (
-        "fp8_block128",
-    ) * 3
-    assert (line.choice("gemm").resolved, line.stored_weights, line.products) == (
-        "by_shape",
-        STORED,
-        "w8a16 + w8a8",
+    weights, gemm = line.choice("weights"), line.choice("gemm")
+    assert (weights.requested, weights.resolved, line.effective_weights, line.state) == (
+        *[FP8] * 3,
+        "verified",
     )
-    assert line.state == "verified"
-    wide = next(iter(csv.DictReader(io.StringIO(wide_csv(fp8.judged)))))
-    want = {"weights": "fp8_block128", "weights_resolved": "fp8_block128",
-            "effective_weights": "fp8_block128", "gemm": "auto", "gemm_resolved": "by_shape",
-            "stored_weights": STORED, "products": "w8a16 + w8a8"}  # fmt: skip
+    assert (gemm.resolved, line.stored_weights, line.products) == ("by_shape", STORED, "w8a16 + w8a8")
+    wide = next(iter(csv.DictReader(io.StringIO(as_csv(wide_table(fp8.judged))))))
+    want = dict.fromkeys(("weights", "weights_resolved", "effective_weights"), FP8)
+    want |= {
+        "gemm": "auto",
+        "gemm_resolved": "by_shape",
+        "stored_weights": STORED,
+        "products": "w8a16 + w8a8",
+    }
     assert want.items() <= wide.items()
     cell = result_json(fp8.judged)["cells"][0]
-    assert (cell["effective_weights"], cell["choices"]["gemm"]["resolved"]) == ("fp8_block128", "by_shape")
+    assert (cell["effective_weights"], cell["choices"]["gemm"]["resolved"]) == (FP8, "by_shape")
     assert (cell["precision"]["weights"], cell["precision"]["gemm"]) == (STORED, "w8a16 + w8a8")
-    page = text_of(render(build(fp8.judged)))
-    assert f"fp8_block128 fp8_block128 fp8_block128 {STORED} w8a16 + w8a8" in page
-    console = printed(fp8)
+    page, console = text_of(render(build(fp8.judged))), printed(fp8)
+    assert f"{FP8} {FP8} {FP8} {STORED} w8a16 + w8a8" in page
     row = console[console.index("Precision of the weights") :].splitlines()[4]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[1:] == ["fp8_block128"] * 3 + [STORED, "by_shape", "w8a16 + w8a8"]
-
-
-def test_with_fp8_weights_the_label_of_the_cache_is_kv_native(fp8, passing):
-    """`native` alone would be read as the weights."""
-    assert "|KV native · batch 1 · context 128" in printed(fp8)
-    assert not re.search(r"^\|native ·", printed(fp8), re.MULTILINE)
-    assert "KV native · batch 1 · context 128" in text_of(render(build(fp8.judged)))
+    assert cells[1:] == [FP8] * 3 + [STORED, "by_shape", "w8a16 + w8a8"]
+    # `native` alone would be read as the weights.
+    assert "|KV native · batch 1 · context 128" in console
+    assert not re.search(r"^\|native ·", console, re.MULTILINE)
+    assert "KV native · batch 1 · context 128" in page
     assert "|native (4 cells)" in printed(passing)
     assert "Precision of the weights" not in printed(passing)
 
@@ -107,9 +104,8 @@ def test_dequantized_weights_are_a_mismatch_though_every_level_is_verified(fp8):
 
 
 def test_a_fallback_to_native_weights_is_shown_as_one(fp8):
-    rejected = [["fp8_block128", "no_kernel"]]
-    native = {"requested": "fp8_block128", "resolved": "native", "reason": "no_kernel", "rejected": rejected}
-    view = build(with_weights(fp8, "native", weights=native).judged)
+    choice = {"requested": FP8, "resolved": "native", "reason": "no_kernel", "rejected": [[FP8, "no_kernel"]]}
+    view = build(with_weights(fp8, "native", weights=choice).judged)
     assert {f.choice.aspect for f in view.fallbacks} == {"weights"}
     assert '<strong class="fell">native</strong><small>fallback</small>' in render(view)
 
@@ -117,12 +113,9 @@ def test_a_fallback_to_native_weights_is_shown_as_one(fp8):
 def test_products_and_weights_have_tables_of_their_own(fp8):
     view = build(fp8.judged)
     tables = {table.key: table for table in view.tables}
-    assert [c.metric for c in tables["gemm"].columns] == ["gemm_error_max", "gemm_bound_share", "gemm_paths"]
-    assert [c.metric for c in tables["weights"].columns] == [
-        "weight_bytes",
-        "weight_scale_bytes",
-        "model_load_s",
-    ]
+    names = {key: [c.metric for c in tables[key].columns] for key in ("gemm", "weights")}
+    assert names["gemm"] == ["gemm_error_max", "gemm_bound_share", "gemm_paths"]
+    assert names["weights"] == ["weight_bytes", "weight_scale_bytes", "model_load_s"]
     assert tables["storage"].facts
     assert tables["weights"].facts == ()
     page = render(view)

@@ -1,17 +1,13 @@
-"""Block-scaled FP8 matrix products for Hopper GPUs, in Gluon: y = x w^T with a scale a row and 128 columns of
-x.
+"""Block-scaled FP8 products for Hopper GPUs, in Gluon: y = x w^T with a scale a row and 128 columns of x.
 
 A CTA is one warp that copies tiles into a ring in shared memory and one to three groups of four warps that
-multiply. It takes every n-th item of work, and the copies of its next one run while the last one is stored.
-An item is a tile of y or, of the tiles of the last wave, which are fewer than the CTAs, a part of its columns
-of x and w: several CTAs share such a tile, and the one that comes last adds the parts, in the order of K, so
-that the bits are the same on every call.
+multiply. It takes every n-th work item, and copies its next item while the last one is stored. An item is a
+tile of y or, for the tiles of an incomplete last wave, a part of its columns of x and w: several CTAs share
+such a tile, and the last to arrive adds the parts in the order of K, so results are the same bits on every
+call. The first weights are copied before the wait for the previous kernel, which quantizes x.
 
-The weights do not depend on the kernel in front, which quantizes x: the first of them are copied before the
-wait for it.
-
-Numbers. The tensor core adds FP8 products with 14 bits or so, so a sum ends after 128 columns: it starts from
-zero and is added, times both scales, to an FP32 sum of its own registers. One group does that while another
+Numbers. The tensor core adds FP8 products with about 14 bits, so a sum ends after 128 columns: it starts from
+zero and is added, times both scales, to an FP32 sum in registers. One group does that while another
 multiplies."""
 
 # Gluon code, as in hopper_kernel.py.
@@ -22,35 +18,26 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Names that changed after Triton 3.6, which has the second of each.
+# The second name of each is Triton 3.6's.
 copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-reinterpret = (
-    getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret
-)
+memory = gl.shared_memory_descriptor
+reinterpret = memory.reinterpret if hasattr(memory, "reinterpret") else memory._reinterpret
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 BLOCK_K = gl.constexpr(128)  # columns that share scales: one step
-# Steps whose weights are asked for before the wait for x; more of them would stand in the way of the first of
-# x.
-EARLY = gl.constexpr(2)
+EARLY = gl.constexpr(2)  # steps of weights that are copied before the wait for x; more would delay x
 ROWS = gl.constexpr(64)  # of x in one instruction, and in one box of the copy engine
 
 
+# fmt: off
 @gluon.jit
 def _place(tile, m_tiles, n_tiles, GROUP: gl.constexpr):
-    """(row of tiles, column of tiles): down GROUP rows, then the next column, so that what runs together
-    shares reads.
-    """
+    """(row, column) of a tile: down GROUP rows, then the next column, so that neighbours share reads."""
     group = tile // (GROUP * n_tiles)
     height = gl.minimum(m_tiles - group * GROUP, GROUP)
     inside = tile - group * GROUP * n_tiles
@@ -59,9 +46,7 @@ def _place(tile, m_tiles, n_tiles, GROUP: gl.constexpr):
 
 @gluon.jit
 def _item(item, whole, rest, splits, steps, SPLIT: gl.constexpr):
-    """(tile, first step, step behind the last): items are `whole` tiles, then the first parts of the `rest`,
-    then the second.
-    """
+    """(tile, first step, end): items are `whole` tiles, first parts of the `rest`, second parts, .."""
     tile = item
     first = 0
     end = steps
@@ -76,14 +61,14 @@ def _item(item, whole, rest, splits, steps, SPLIT: gl.constexpr):
 
 @gluon.jit
 def _next(slot, phase, STAGES: gl.constexpr):
-    """The slot after this one, and the parity of the barrier's phase there."""
+    """The next slot, and the parity of its barrier's phase."""
     last = slot == STAGES - 1
     return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
 
 
 @gluon.jit
 def _copy_w(w_desc, w_ring, bar, slot, j, step, BYTES: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Start the copy of one step's weights; the barrier then waits for all bytes of the step."""
+    """Start the copy of a step's weights; the barrier expects all bytes of the step."""
     mbarrier.expect(bar, BYTES)
     copy_in(w_desc, [j * BLOCK_N, step * BLOCK_K], bar, w_ring.index(slot))
 
@@ -93,8 +78,8 @@ def _copy(
     x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles, n_tiles, whole, rest,
     splits, BOXES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     SPLIT: gl.constexpr,
-):  # fmt: skip
-    """The copying warp. A slot is filled once every multiplying group has said that it has read it."""
+):
+    """The copying warp. A slot is filled when every multiplying group has read it."""
     BYTES: gl.constexpr = (BOXES * ROWS + BLOCK_N) * BLOCK_K + BOXES * ROWS * 4  # codes, and the scales of x
     tile, first, end = _item(gl.program_id(0), whole, rest, splits, steps, SPLIT)
     i, j = _place(tile, m_tiles, n_tiles, GROUP)
@@ -119,8 +104,7 @@ def _copy(
             for box in gl.static_range(BOXES):
                 row = (i * BOXES + box) * ROWS
                 copy_in(x_desc, [row, step * BLOCK_K], bar, x_ring.index(slot * BOXES + box))
-                # A box begins at a multiple of 16 bytes or is an illegal instruction: a weight's scale cannot
-                # come so.
+                # A box must begin at a multiple of 16 bytes, so scales of weights cannot be copied like this.
                 copy_in(scale_desc, [step, row], bar, scale_ring.index(slot * BOXES + box))
             slot, phase = _next(slot, phase, STAGES)
     gdc_launch_dependents()
@@ -133,13 +117,11 @@ def _multiply(
     WHO: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr,
     SPLIT: gl.constexpr,
-):  # fmt: skip
+):
     """Group WHO of GROUPS: PARTS times 64 rows of the tile.
 
-    With TURNS the groups hand products to the tensor core in turn, so that it works on one while the others
-    add up: its instructions come from all warps that have some, so groups that start together end together,
-    and it waits.
-    """
+    With TURNS the groups use the tensor core in turn, so that it works on one product while the other groups
+    add; otherwise groups that start together also end together, and the tensor core waits."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
     of_row: gl.constexpr = gl.SliceLayout(1, mma)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -147,7 +129,7 @@ def _multiply(
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, mma)
     slot = 0
     phase = 0
-    turn = 1 if WHO == 0 else 0  # the first group's first turn comes without another's word
+    turn = 1 if WHO == 0 else 0  # the first group's first turn waits for nobody
     gdc_wait()
     barrier()
     for item in range(gl.program_id(0), whole + rest * splits, gl.num_programs(0)):
@@ -169,24 +151,24 @@ def _multiply(
                 if TURNS:
                     mbarrier.wait(turns.index(WHO), turn)
                     turn = turn ^ 1
-                product = warpgroup_mma(
+                product = hopper.warpgroup_mma(
                     x_ring.index(box), w_ring.index(slot).permute((1, 0)), product,
                     use_acc=steps <= 0, is_async=True
-                )  # fmt: skip
+                )
                 if TURNS:
                     mbarrier.arrive(turns.index((WHO + 1) % GROUPS))
                 if part == 0:
-                    # The next step's scale, asked for once the tensor core has work: a warp that needs one
-                    # too soon would not hand it the rest.
+                    # Load the next step's scale after the tensor core has work: a warp that waits for a scale
+                    # would not issue the rest.
                     w_coming = gl.load(w_row + following).to(gl.float32)
                 scale = reinterpret(scale_ring.index(box), gl.float32, [ROWS], flat).load(of_row) * w_scale
-                product = warpgroup_mma_wait(0, deps=[product])
+                product = hopper.warpgroup_mma_wait(0, deps=[product])
                 if part == PARTS - 1:
                     mbarrier.arrive(empty.index(slot))
                 more = sums[part] + product * gl.expand_dims(scale, 1)
                 if part != PARTS - 1:
-                    # Pins the additions here: after the next product they would need its registers twice.
-                    more = warpgroup_mma_wait(0, deps=[more])
+                    # Keeps the additions here: after the next product they would need its registers twice.
+                    more = hopper.warpgroup_mma_wait(0, deps=[more])
                 added = added + (more,)
             sums = added
             w_scale = w_coming
@@ -196,7 +178,7 @@ def _multiply(
                 _share(
                     sums, parts, tickets, (item - whole) % rest, (item - whole) // rest, splits, y_desc,
                     y_buffers, bias, first, j, mma, WHO, GROUPS, PARTS, BLOCK_N, HAS_BIAS, BUFFERS,
-                )  # fmt: skip
+                )
             else:
                 _store(sums, y_desc, y_buffers, bias, first, j, mma, WHO, PARTS, BLOCK_N, HAS_BIAS, BUFFERS)
         else:
@@ -209,10 +191,8 @@ def _share(
     sums, parts, tickets, tile, split, splits, y_desc, y_buffers, bias, first, j, mma: gl.constexpr,
     WHO: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr,
     HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr,
-):  # fmt: skip
-    """Stores one part of a group's rows of a tile; the group that comes last adds all of them and stores the
-    result.
-    """
+):
+    """Store one part of a group's rows of a tile; the last group to arrive adds all parts and stores y."""
     PIECE: gl.constexpr = ROWS * BLOCK_N
     rows = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, mma)), 1)
     inside = rows * BLOCK_N + gl.expand_dims(gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma)), 0)
@@ -237,8 +217,8 @@ def _share(
 def _store(
     sums, y_desc, y_buffers, bias, first, j, mma: gl.constexpr, WHO: gl.constexpr, PARTS: gl.constexpr,
     BLOCK_N: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr,
-):  # fmt: skip
-    """A group's rows of a tile, rounded, to y; the copies may still run at the end."""
+):
+    """Store a group's rows of a tile, rounded, to y; the copies may still run at the end."""
     for part in gl.static_range(PARTS):
         _store_rows(sums[part], y_desc, y_buffers, bias, first, j, part, mma, WHO, BLOCK_N, HAS_BIAS, BUFFERS)
 
@@ -247,8 +227,8 @@ def _store(
 def _store_rows(
     out, y_desc, y_buffers, bias, first, j, part: gl.constexpr, mma: gl.constexpr, WHO: gl.constexpr,
     BLOCK_N: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr,
-):  # fmt: skip
-    """64 of these rows."""
+):
+    """Store 64 of these rows."""
     if HAS_BIAS:
         column = j * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma))
         out = out + gl.expand_dims(gl.load(bias + column).to(gl.float32), 0)
@@ -265,16 +245,13 @@ def hopper_w8a8_groups(
     splits, GROUPS: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     GROUP: gl.constexpr, HAS_BIAS: gl.constexpr, BUFFERS: gl.constexpr, TURNS: gl.constexpr,
     SPLIT: gl.constexpr,
-):  # fmt: skip
-    """Grid (programs,), any number. Boxes of x_desc are [64, 128], of w_desc [BLOCK_N, 128], of y_desc [64,
-    BLOCK_N].
+):
+    """Grid (programs,), any number. Torch twin: w8a8.w8a8_torch.
 
-    Those of scale_desc, x's scales [steps, M] with rows at multiples of 16 bytes, are [1, 64]. w_scales
-    [N/128, steps]; steps = K/128. A tile has GROUPS * PARTS * 64 rows and BLOCK_N columns, 64 or 128. whole +
-    rest = m_tiles * n_tiles; each of the rest is shared by `splits` items, at most one a step. parts: float32
-    [rest, GROUPS, splits, PARTS, 64, BLOCK_N]; tickets: a zero a tile of the rest and group, left at zero;
-    both None without SPLIT, where the rest is 0. Torch twin: w8a8.w8a8_torch.
-    """
+    Boxes: x_desc [64, 128], w_desc [BLOCK_N, 128], y_desc [64, BLOCK_N], scale_desc (x's scales [steps, M])
+    [1, 64]. w_scales [N/128, steps], steps = K/128. A tile has GROUPS * PARTS * 64 rows, BLOCK_N columns.
+    whole + rest = m_tiles * n_tiles; each tile of the rest is shared by `splits` items. parts: float32 [rest,
+    GROUPS, splits, PARTS, 64, BLOCK_N]; tickets: a zero a tile of the rest and group. None without SPLIT."""
     BOXES: gl.constexpr = GROUPS * PARTS
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BOXES, ROWS, BLOCK_K], x_desc.layout)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
@@ -282,8 +259,8 @@ def hopper_w8a8_groups(
     y_buffers = gl.allocate_shared_memory(y_desc.dtype, [GROUPS * BUFFERS, ROWS, BLOCK_N], y_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # Without turns no barriers for them: the compiler keeps other things in memory that nothing waits on, and
-    # a barrier's memory must hold a barrier until it is invalidated.
+    # No barriers without turns: the compiler reuses memory that nothing waits on, and a barrier's memory must
+    # hold a barrier until it is invalidated.
     turns = empty
     if TURNS:
         turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
@@ -293,67 +270,37 @@ def hopper_w8a8_groups(
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=GROUPS)
     fence_async_shared()
-    # The tuples stand in the calls: assigned to a name, their constants would become run-time values.
+    # The tuples are written in the calls: assigned to a name, their constants would become run-time values.
     if GROUPS == 1:
-        gl.warp_specialize(
-            [
-                (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES,
-                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
-                )),
-                (_copy, (
-                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles,
-                    n_tiles, whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
-                )),
-            ],
-            [1],
-            [24],
-        )  # fmt: skip
+        gl.warp_specialize([
+            (_multiply, (x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias,
+                         steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS,
+                         BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT)),
+            (_copy, (x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles,
+                     n_tiles, whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT)),
+        ], [1], [24])
     elif GROUPS == 2:
-        gl.warp_specialize(
-            [
-                (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES,
-                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
-                )),
-                (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N, STAGES,
-                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
-                )),
-                (_copy, (
-                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles,
-                    n_tiles, whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
-                )),
-            ],
-            [4, 1],
-            [240, 24],
-        )  # fmt: skip
+        gl.warp_specialize([
+            (_multiply, (x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias,
+                         steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS,
+                         BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT)),
+            (_multiply, (x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias,
+                         steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS,
+                         BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT)),
+            (_copy, (x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles,
+                     n_tiles, whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT)),
+        ], [4, 1], [240, 24])
     else:
-        gl.warp_specialize(
-            [
-                (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS, BLOCK_N, STAGES,
-                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
-                )),
-                (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS, BLOCK_N, STAGES,
-                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
-                )),
-                (_multiply, (
-                    x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias, steps,
-                    m_tiles, n_tiles, whole, rest, splits, parts, tickets, 2, GROUPS, PARTS, BLOCK_N, STAGES,
-                    GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT,
-                )),
-                (_copy, (
-                    x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles,
-                    n_tiles, whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT,
-                )),
-            ],
-            [4, 4, 1],
-            [160, 160, 24],
-        )  # fmt: skip
+        gl.warp_specialize([
+            (_multiply, (x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias,
+                         steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 0, GROUPS, PARTS,
+                         BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT)),
+            (_multiply, (x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias,
+                         steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 1, GROUPS, PARTS,
+                         BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT)),
+            (_multiply, (x_ring, w_ring, scale_ring, full, empty, turns, y_desc, y_buffers, w_scales, bias,
+                         steps, m_tiles, n_tiles, whole, rest, splits, parts, tickets, 2, GROUPS, PARTS,
+                         BLOCK_N, STAGES, GROUP, HAS_BIAS, BUFFERS, TURNS, SPLIT)),
+            (_copy, (x_desc, w_desc, scale_desc, x_ring, w_ring, scale_ring, full, empty, steps, m_tiles,
+                     n_tiles, whole, rest, splits, BOXES, BLOCK_N, STAGES, GROUP, SPLIT)),
+        ], [4, 4, 1], [160, 160, 24])

@@ -1,11 +1,11 @@
-"""Which products with few rows the skinny kernels take, and with which tiles. Pure: no torch, no triton."""
+"""Which products with few rows the skinny kernels take, and their tilings. Imports no torch and no triton."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from kvbench_kernels.support import Accepted, Rejected
+from kvbench_kernels.support import Accepted, Rejected, supports_product
 
 M_MAX = 16
 VECTOR_M_MAX = 4
@@ -14,15 +14,16 @@ DTYPES = ("bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Tiling:
-    """How one launch cuts y[M, N] = x[M, K] @ w[N, K]^T.
+    """How one launch of a product with few rows divides y[M, N] = x[M, K] @ w[N, K]^T.
 
-    kind: "vector" = FP32 multiply-adds on weights in registers (M <= 4), "dot" = tensor cores, M padded to
-    16. block_n rows of w by block_k columns are one step of a CTA; splits CTAs share a row of tiles along K.
-    stages: 1 = "vector" loads the next step into registers while it works on this one; more = a ring in
-    shared memory. swap ("dot" only): the weights are the left operand, so that 64 rows of them can be one
-    wgmma. pdl: programmatic dependent launch (compute capability 9.0, ignored elsewhere); the CTAs start
-    while the kernel before still runs and wait for it only before they read x. "vector" with stages 1 has its
-    first weights under way by then, so no kernel right before it may write the weights.
+    kind: "vector" = FP32 multiply-adds on weights in registers (M <= 4), "dot" = tensor cores, M padded. A
+    CTA takes block_n rows of w by block_k columns in a step (block_k is a power of two); splits CTAs share a
+    tile along K. stages: 1 = "vector" loads the next step into registers during this one; more = a ring in
+    shared memory. swap ("dot"): the weights are the left operand, so that 64 rows of them fill one wgmma.
+    pdl: programmatic dependent launch (compute capability 9.0, ignored elsewhere): the CTAs start before the
+    previous kernel ends and wait for it only before they read x. "vector" with stages 1 reads its first
+    weights before that, so the previous kernel must not write the weights. cvt (W8A16 "dot" in bfloat16):
+    convert codes with the conversion instructions, over float16 and float32, instead of moving their bits.
     """
 
     kind: Literal["vector", "dot"]
@@ -33,31 +34,17 @@ class Tiling:
     stages: int = 1
     swap: bool = False
     pdl: bool = False
+    cvt: bool = True
 
 
 def supports_skinny(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:
-    """Whether skinny_linear takes x [m, k] and w [n, k] of `dtype` ("bfloat16", "float16")."""
-    if dtype not in DTYPES:
-        return Rejected(
-            "dtype", f"dtype {dtype} has no skinny product; it takes {', '.join(DTYPES)}. Use F.linear."
-        )
-    if not 1 <= m <= M_MAX:
-        return Rejected(
-            "rows",
-            f"{m} rows of x are outside 1 to {M_MAX}, where reading the weights is what takes the time.",
-        )
-    if n < 1 or k < 8 or k % 8:
-        return Rejected(
-            "shape",
-            f"A weight of {n} x {k} has rows that are no whole number of 16-byte loads; K must be a "
-            "multiple of 8.",
-        )
-    return Accepted()
+    """Whether skinny_linear takes x [m, k] and w [n, k] of `dtype`."""
+    return supports_product("skinny", m, n, k, dtype, DTYPES, M_MAX, 8)
 
 
-# Fastest tiling measured (benchmarks/linear.py) for rows of x up to the first number, rows of weights,
-# columns; those of Qwen3-8B. Without early launch: among the small kernels of a layer it cost time (107 us a
-# layer against 104 at M = 1). H200, torch 2.11.0, triton 3.6.0, 2026-11-29.
+# (rows of x up to, rows of weights, columns) -> the fastest tiling (benchmarks/linear.py) at the shapes of
+# Qwen3-8B. Without early launch, which made a layer slower (107 us against 104 at M = 1).
+# H200, torch 2.11.0, triton 3.6.0, 2026-11-29.
 MEASURED: dict[tuple[int, int, int], Tiling] = {
     (1, 6144, 4096): Tiling("vector", 4, 1024, stages=3),  # 14.4 us, cuBLAS 29.2
     (2, 6144, 4096): Tiling("dot", 16, 256, warps=1, stages=4),  # 15.1 us, cuBLAS 28.8
@@ -89,20 +76,13 @@ _M_MEASURED = (1, 2, 4, 8, 16)
 
 
 def config(m: int, n: int, k: int) -> Tiling:
-    """The tiling for x [m, k] and n rows of weights in all (of one weight, or of several in one launch)."""
-    bucket = next((top for top in _M_MEASURED if m <= top), M_MAX)
-    measured = MEASURED.get((bucket, n, k))
-    return measured if measured is not None else _default(m, n, k)
-
-
-def _default(m: int, n: int, k: int) -> Tiling:
-    """For shapes that were not measured."""
-    if m <= 1:
-        return Tiling("vector", 4, 1024, warps=4)
+    """The tiling for x [m, k] and n rows of weights (the sum over all weights of the launch)."""
+    rows = next((top for top in _M_MEASURED if m <= top), M_MAX)
+    if measured := MEASURED.get((rows, n, k)):
+        return measured
     if m <= VECTOR_M_MAX:
-        return Tiling("vector", 4, 512, warps=2)
+        return Tiling("vector", 4, 1024) if m <= 1 else Tiling("vector", 4, 512, warps=2)
     block_n = 64 if n >= 64 else 16
-    tiles = -(-n // block_n)
     # About four CTAs a multiprocessor (an H200 has 132).
-    splits = max(1, min(8, -(-k // 256), 528 // tiles))
-    return Tiling("dot", block_n, 256, splits=splits, warps=4, stages=3)
+    splits = max(1, min(8, -(-k // 256), 528 // -(-n // block_n)))
+    return Tiling("dot", block_n, 256, splits=splits, stages=3)

@@ -1,11 +1,11 @@
-"""Which products of FP8 operands `w8a8` takes, and with which tiles. Pure: no torch, no triton."""
+"""Which products of FP8 operands `w8a8` takes, and their tilings. Imports no torch and no triton."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvbench_kernels.support import Accepted, Rejected
+from kvbench_kernels.support import Accepted, Rejected, supports_product
 
 DTYPES = ("bfloat16", "float16")
 BLOCKS_M = (16, 32, 64, 128)
@@ -14,17 +14,17 @@ BLOCKS_N = (64, 128, 256)
 
 @dataclass(frozen=True)
 class Tiling:
-    """How one launch cuts y[M, N] = x[M, K] @ w[N, K]^T. A step along K is always one block of 128 columns.
+    """How one launch divides y[M, N] = x[M, K] @ w[N, K]^T. A step along K is one block of 128 columns.
 
-    block_m rows of x by block_n rows of w are one tile; splits CTAs share a tile along K. stages: steps under
-    way in the ring in shared memory. group: rows of tiles that are walked together, column by column, so that
-    the operands of neighbouring CTAs meet in L2. swap: the weights are the left operand, so that 64 rows of
-    them fill an instruction and x may have as few as 16 (block_m); without it block_m is at least 64. tma:
-    tiles come by the bulk copy engine, else by 16-byte copies a thread. ctas: 0 = one CTA a tile; more = that
-    many CTAs a multiprocessor, each walking through tiles. pdl: programmatic dependent launch (compute
-    capability 9.0, ignored elsewhere). registers: at most so many a thread (128 with 8 warps leave room for
-    two CTAs a multiprocessor), 0 = no limit. prefetch (with pdl): the first 512 columns of a CTA's weights go
-    to L2 while the kernel before still runs, which must not be the one that writes the weights.
+    A tile is block_m rows of x by block_n rows of w; splits CTAs share a tile along K. stages: steps in the
+    ring in shared memory. group: rows of tiles that are walked together, column by column, so that
+    neighbouring CTAs share operands in L2. swap: the weights are the left operand, so that 64 rows of them
+    fill an instruction and block_m may be 16 or 32; otherwise it is at least 64. tma: tiles are copied by the
+    bulk copy engine, otherwise by 16-byte copies a thread. ctas: 0 = one CTA a tile; more = that many CTAs a
+    multiprocessor, each with several tiles. pdl: programmatic dependent launch (compute capability 9.0,
+    ignored elsewhere). registers: limit a thread, 0 = none (128 with 8 warps allow two CTAs a
+    multiprocessor). prefetch (with pdl): a CTA fetches its first 512 columns of weights into L2 before the
+    previous kernel ends, which therefore must not write the weights.
     """
 
     block_k: ClassVar[int] = 128
@@ -43,25 +43,12 @@ class Tiling:
 
 
 def supports_w8a8(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:
-    """Whether quantize_activation and w8a8 take x [m, k] of `dtype`, 16-bit floats, and codes [n, k]."""
-    if dtype not in DTYPES:
-        return Rejected(
-            "dtype", f"dtype {dtype} has no W8A8 product; it takes {', '.join(DTYPES)}. Use F.linear."
-        )
-    if m < 1:
-        return Rejected("rows", f"{m} rows of x: there is nothing to multiply; at least 1 is needed.")
-    if n < 1 or k < 16 or k % 16:
-        return Rejected(
-            "shape",
-            f"A weight of {n} x {k} has rows that are no whole number of 16-byte loads; K must be a "
-            "multiple of 16.",
-        )
-    return Accepted()
+    """Whether quantize_activation and w8a8 take x [m, k] of `dtype` and codes [n, k]."""
+    return supports_product("W8A8", m, n, k, dtype, DTYPES, 0, 16)
 
 
-# Fastest tiling measured, quantization included, for rows of x up to the first number, rows of weights,
-# columns; those of Qwen3-8B. H200, torch 2.11.0, triton 3.6.0, 2026-11-29; times of the run, cuBLAS in
-# bfloat16 beside.
+# (rows of x up to, rows of weights, columns) -> the fastest tiling at the shapes of Qwen3-8B, its time with
+# quantization and cuBLAS in bfloat16. H200, torch 2.11.0, triton 3.6.0, 2026-11-29.
 MEASURED: dict[tuple[int, int, int], Tiling] = {
     (32, 4096, 4096): Tiling(32, 64, splits=4, swap=True),  # 10.6 us, cuBLAS 13.8
     (64, 4096, 4096): Tiling(64, 64, splits=2, stages=6),  # 11.5 us, cuBLAS 11.8
@@ -96,27 +83,21 @@ M_MEASURED = (32, 64, 128, 256, 512, 1024, 4096)
 
 
 def config(m: int, n: int, k: int) -> Tiling:
-    """The tiling for x [m, k] and a weight [n, k]."""
-    bucket = next((top for top in M_MEASURED if m <= top), M_MEASURED[-1])
-    measured = MEASURED.get((bucket, n, k))
-    return measured if measured is not None else _default(m, n, k)
+    """The tiling for x [m, k] and a weight [n, k]: a measured one, or the largest with two CTAs for each of
+    an H200's 132 multiprocessors."""
+    rows = next((top for top in M_MEASURED if m <= top), M_MEASURED[-1])
+    if measured := MEASURED.get((rows, n, k)):
+        return measured
 
+    def splits(tiles: int) -> int:
+        """About two CTAs a multiprocessor, each with at least four steps along K."""
+        return max(1, min(8, -(-k // 512), 264 // tiles))
 
-def _default(m: int, n: int, k: int) -> Tiling:
-    """For shapes that were not measured: tiles as large as leave two CTAs for each of an H200's 132
-    multiprocessors.
-    """
     if m <= 64:
         block_m = next(size for size in BLOCKS_M if m <= size)
-        tiles = -(-n // 64)
-        return Tiling(block_m, 64, splits=_splits(tiles, k), stages=6, swap=True)
+        return Tiling(block_m, 64, splits=splits(-(-n // 64)), stages=6, swap=True)
     for block_m in (128, 64):
         tiles = -(-m // block_m) * -(-n // 128)
         if tiles >= 264:
             return Tiling(block_m, 128, warps=block_m // 16, stages=3)
-    return Tiling(64, 128, splits=_splits(tiles, k), stages=4)
-
-
-def _splits(tiles: int, k: int) -> int:
-    """About two CTAs a multiprocessor, each with at least four steps along K."""
-    return max(1, min(8, -(-k // 512), 264 // tiles))
+    return Tiling(64, 128, splits=splits(tiles), stages=4)

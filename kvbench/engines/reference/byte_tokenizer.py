@@ -17,7 +17,5 @@ def byte_tokenizer() -> Any:
     vocabulary |= {"<bos>": BYTE_VOCABULARY["bos_token_id"], "<eos>": BYTE_VOCABULARY["eos_token_id"]}
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<eos>",
-        clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+    special = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<eos>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)

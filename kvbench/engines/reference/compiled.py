@@ -1,9 +1,7 @@
 """Decoder layers compiled one by one: one compilation serves all layers, so start-up stays short.
 
-A layer has two compiled forms: "decode" for fixed shapes, and "prefill" for any number of tokens. Which one
-runs is chosen for the length of a forward; otherwise layers run as transformers wrote them. Attention is an
-opaque operator in both (`kvbench.engines.reference.binding`), so pages and page tables are nothing that the
-compiler sees.
+A layer has two compiled forms: "decode" for fixed shapes, and "prefill" for any number of tokens. Attention
+is an opaque operator in both (`kvbench.engines.reference.binding`), so the compiler sees no pages.
 """
 
 from __future__ import annotations
@@ -19,12 +17,11 @@ from torch import nn
 
 from kvbench.errors import KvbenchError
 
-# Compilations of one form: a batch size each, which an engine captures anyway.
-SHAPES = 64
+SHAPES = 64  # compilations of one form, one a batch size
 
 
 class CompiledLayers:
-    """The decoder layers of `model`; their forwards run the form that is chosen here."""
+    """The decoder layers of `model`; outside of `running` they run as transformers wrote them."""
 
     def __init__(self, model: nn.Module, backend: str = "inductor") -> None:
         self._form: str | None = None
@@ -60,9 +57,9 @@ class CompiledLayers:
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The modules of the model's longest list of blocks that hold attention."""
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
+    lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList)]
     holding = [
-        list(blocks)
+        blocks
         for blocks in lists
         if any(hasattr(part, "kvbench_handle") for block in blocks for part in block.modules())
     ]
@@ -74,9 +71,8 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 def _compile(forward: Callable[..., Any], backend: str, dynamic: bool) -> Callable[..., Any]:
     """Compiles a copy: compiled code is cached by code object, and each form and model needs its own."""
     code = forward.__code__.replace(co_name=f"{forward.__code__.co_name}_{'any' if dynamic else 'fixed'}")
-    copy = types.FunctionType(
-        code, forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__
-    )
+    of = forward
+    copy = types.FunctionType(code, of.__globals__, of.__name__, of.__defaults__, of.__closure__)
     copy.__kwdefaults__ = forward.__kwdefaults__
     compiled: Callable[..., Any] = torch.compile(copy, fullgraph=True, dynamic=dynamic, backend=backend)
     return compiled

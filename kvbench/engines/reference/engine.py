@@ -19,10 +19,8 @@ from kvbench.engines.reference.attention import Attention, Chunk
 from kvbench.engines.reference.backends import BACKENDS
 from kvbench.engines.reference.binding import Step
 from kvbench.engines.reference.graph import DecodeGraph, PromptGraph, about, bucket
-from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench.engines.reference.kv.memory import check_fits, free_bytes
 from kvbench.engines.reference.kv.store import PagedKVStore
-from kvbench.engines.reference.kv.swap import Transfer
 from kvbench.engines.reference.load import LoadedModel
 from kvbench.engines.reference.weights.fp8_linear import using
 from kvbench.errors import KvbenchError, Refused
@@ -34,9 +32,7 @@ from kvbench_kernels.launches import Launch, record
 
 Product = tuple[int, int, int]
 
-
-# Longest prompts, in tokens of a forward, that are captured: beyond it the device is busy longer than the
-# host.
+# Longest prompts, in tokens of a forward, that are captured: beyond it the device takes longer than the host.
 GRAPH_TOKENS = 4096
 
 
@@ -56,8 +52,8 @@ def products_of(launches: Sequence[Launch]) -> Counter[tuple[str, Product]]:
 
 
 def static_scales(scale: Any, model: LoadedModel) -> list[tuple[float, float]] | None:
-    """A cell's `scale` as one (k, v) pair a layer. Raises Refused for a list of another length, and for a
-    checkpoint without the scales."""
+    """A cell's `scale` as one (k, v) pair a layer. Refused: another number of layers, no scales in the
+    files."""
     if scale is None:
         return None
     stored = model.cache_scales if from_checkpoint(scale) else {}
@@ -74,33 +70,26 @@ class Engine:
     ) -> None:
         self.model, self.decision, self.spec = model, decision, spec
         self.layers: tuple[LayerFacts, ...] = model.layers
-        fmt = store_format(decision)
+        fmt, size = store_format(decision), spec["page_size"]
         scales = static_scales(spec["scale"], model) if fmt.scale_kind == "static" else None
         shapes = [layer.shape for layer in self.layers]
-        free = free_bytes(model.device)
-        if free is not None:
-            dtype = dtype_name(model.dtype)
-            check_fits(fmt, shapes, spec["page_size"], dtype, sequences, tokens, free)
-        self.store = PagedKVStore(
-            fmt,
-            shapes,
-            spec["page_size"],
-            sequences * pages_for(tokens, spec["page_size"]),
-            model.dtype,
-            model.device,
-            scales,
-            BACKENDS[decision.backend.resolved],
+        if (free := free_bytes(model.device)) is not None:
+            check_fits(fmt, shapes, size, model.dtype_name, sequences, tokens, free)
+        self.backend, pages = BACKENDS[decision.backend.resolved], sequences * pages_for(tokens, size)
+        store = self.store = PagedKVStore(
+            fmt, shapes, size, pages, model.dtype, model.device, scales, self.backend
         )
+        self.add, self.fork, self.free, self.truncate = store.add, store.fork, store.free, store.truncate
+        self.length, self.swap_out, self.swap_in = store.length, store.swap_out, store.swap_in
+        self.discard_swapped = store.discard_swapped
         self.sequences, self.tokens = sequences, tokens
-        self.backend = self.store.backend
-        self.decode_mode = decision.decode.resolved
-        self.compile_mode = decision.compile.resolved
+        self.decode_mode, self.compile_mode = decision.decode.resolved, decision.compile.resolved
         self.gemm = decision.gemm.resolved
         self.graphs: dict[tuple[int, int, int], DecodeGraph] = {}
+        self.prompt_graphs: dict[tuple[int, int, int], PromptGraph] = {}
         # Of forwards that were no graph's replay.
         self._launches: Counter[tuple[int, str, int | None]] = Counter()
         self._products: Counter[tuple[str, Product]] = Counter()
-        self.prompt_graphs: dict[tuple[int, int, int], PromptGraph] = {}
         self._splits: int | None = spec["kv_splits"]
         self._watch: Callable[[Attention], Attention] | None = None
         self.graph_pool = torch.cuda.graph_pool_handle() if self.decode_mode == "graph" else None
@@ -109,40 +98,10 @@ class Engine:
         self.computed_tokens, self.forwards = 0, 0
         self.due_reads = 0  # K/V tokens, over all layers, that the forwards so far must have read from pages
 
-    def add(self) -> int:
-        """A new empty sequence."""
-        return self.store.add()
-
-    def fork(self, seq: int) -> int:
-        """A copy of `seq` that shares its full pages; the partly filled last page is copied."""
-        return self.store.fork(seq)
-
-    def free(self, seq: int) -> None:
-        self.store.free(seq)
-
-    def truncate(self, seq: int, length: int) -> None:
-        self.store.truncate(seq, length)
-
-    def swap_out(self, seq: int) -> Transfer:
-        """Move a sequence's pages to the host; until `swap_in` nothing else can be done with it."""
-        return self.store.swap_out(seq)
-
-    def swap_in(self, seq: int) -> Transfer:
-        return self.store.swap_in(seq)
-
-    def discard_swapped(self, seq: int) -> None:
-        """Give up a swapped sequence, which `free` refuses to do."""
-        self.store.discard_swapped(seq)
-
-    def length(self, seq: int) -> int:
-        return self.store.length(seq)
-
     def forward(self, work: Sequence[tuple[int, Sequence[int]]], logits: Logits = "last") -> list[Tensor]:
-        """Append tokens to sequences in one packed forward.
-
-        work: (sequence, its new tokens) pairs, each sequence once, at least one token each. Returns one
-        float32 tensor a pair: [n, V] for "all", [1, V] for "last", [0, V] for "none". Raises Refused past the
-        model's context, KvbenchError when the store is full."""
+        """Append tokens to sequences in one packed forward: one float32 tensor a pair of `work`. work:
+        (sequence, its new tokens) pairs, each sequence once. logits: [n, V] for "all", [1, V] for "last", [0,
+        V] for "none". Raises Refused past the model's context, KvbenchError on a full store."""
         seqs, counts = [seq for seq, _ in work], [len(tokens) for _, tokens in work]
         if not work or min(counts) < 1:
             raise KvbenchError("A forward needs at least one token for each of its sequences.")
@@ -170,10 +129,8 @@ class Engine:
         limit = self.model.facts.max_context
         longest = max(start + n for start, n in zip(starts, counts, strict=True))
         if limit is not None and longest > limit:
-            raise Refused(
-                "invalid_context",
-                f"A sequence of {longest} tokens exceeds the model's limit of {limit}; shorten it.",
-            )
+            sentence = f"A sequence of {longest} tokens exceeds the model's limit of {limit}; shorten it."
+            raise Refused("invalid_context", sentence)
         for seq, n in zip(seqs, counts, strict=True):
             self.store.reserve(seq, n)
         return starts

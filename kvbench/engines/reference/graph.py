@@ -1,12 +1,10 @@
-"""Steps as CUDA graphs. A decode step: forward, sampling and the advance to the next token, with nothing from
-the host.
+"""Steps as CUDA graphs. A decode step: forward, sampling and the advance to the next token, without the host.
 
-All that changes from step to step lives in static tensors on the device: token ids, lengths, page tables. A
-replay appends each row's token, attends, takes the argmax and leaves everything as the next step needs it, so
-consecutive steps need no upload. Rows beyond the sequences at hand are not there (length -1): they store and
-attend to nothing. A graph belongs to one engine, one batch and one division of the work; the lengths may be
-anything. Short prompts, and short chunks of long ones, have graphs too, one a shape, where a caller asks for
-it: their launches take the host longer than the device.
+Token ids, lengths and page tables live in static tensors on the device. A replay appends each row's token,
+attends, takes the argmax and leaves everything as the next step needs it. Absent rows have length -1: they
+store and attend to nothing. A graph belongs to one engine, batch and division of the work, not to a length.
+Short prompts and chunks have graphs too, one a shape, where a caller asks for it: their launches take the
+host longer than the device.
 """
 
 from __future__ import annotations
@@ -73,11 +71,8 @@ class StepGraph:
                     step()
             torch.cuda.current_stream(device).wait_stream(side)
             torch.cuda.synchronize(device)
-            with (
-                _no_collection(),
-                torch.cuda.graph(self._graph, pool=self.engine.graph_pool),
-                record() as launches,
-            ):
+            graph = torch.cuda.graph(self._graph, pool=self.engine.graph_pool)
+            with _no_collection(), graph, record() as launches:
                 self.logits = step()
         self.launches = tuple(launches)
 
@@ -109,19 +104,16 @@ class DecodeGraph(StepGraph):
         held = self._lengths.clamp(min=0)
         page = self._pages.gather(1, (held // store.page_size).long()[:, None])[:, 0].long()
         slots = torch.where(there, page * store.page_size + held % store.page_size, -1)
-        attention = TritonAttention(
-            store, slots, self._pages, self._lengths + 1, self._starts, new=1, longest=self._longest,
-            mean=self._mean,
-            past=None, splits=self.engine.spec["kv_splits"], workspaces=self._workspaces,
-        )  # fmt: skip
+        tensors = store, slots, self._pages, self._lengths + 1, self._starts
+        work = 1, self._longest, self._mean, None, self.engine.spec["kv_splits"]  # new .. splits
+        attention = TritonAttention(*tensors, *work, self._workspaces)
         logits = self.engine.run_model(attention, self._ids, held.long()[None], 0, "decode")[0]
         self._ids.copy_(logits.argmax(dim=-1)[None])
         self._lengths.copy_(torch.where(there, self._lengths + 1, -1))
         return logits
 
     def load(self, seqs: Sequence[int], starts: Sequence[int], tokens: Sequence[int]) -> None:
-        """Make the next replay append `tokens` to `seqs`, which hold `starts` tokens and have pages for one
-        more."""
+        """Make the next replay append `tokens` to `seqs`, which hold `starts` tokens and have the pages."""
         rows, table = len(seqs), self.engine.store.tables(seqs)
         self._ids[0, :rows].copy_(torch.tensor(tokens))
         self._lengths.fill_(-1)
@@ -171,14 +163,12 @@ class PromptGraph(StepGraph):
     def _step(self) -> Tensor:
         store, end = self.engine.store, self._start + self._length
         slots = self._pages[:, self._column].long() * store.page_size + self._offset
-        attention = TritonAttention(
-            store, torch.where(self._stored, slots.flatten(), -1), self._pages, self._lengths, self._starts,
-            new=self._length, longest=end, mean=end, past=self._start, splits=None,
-        )  # fmt: skip
+        slots = torch.where(self._stored, slots.flatten(), -1)
+        tensors = store, slots, self._pages, self._lengths, self._starts
+        attention = TritonAttention(*tensors, self._length, end, end, self._start, None)
         return self.engine.run_model(attention, self._ids, self._positions, self._last, "prefill")[0]
 
     def load(self, seqs: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
         """Make the next replay append to `seqs`, which hold `start` tokens each and have the pages."""
         self._ids.copy_(torch.tensor(prompts).reshape(1, -1))
-        table = self.engine.store.tables(seqs)[:, : self._pages.shape[1]]
-        self._pages.copy_(table)
+        self._pages.copy_(self.engine.store.tables(seqs)[:, : self._pages.shape[1]])

@@ -24,18 +24,16 @@ from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
 from kvbench.engines.reference.compiled import CompiledLayers
 from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench.engines.reference.weights.blocks import CHECKPOINT, WeightFacts, native_checksums
-from kvbench.engines.reference.weights.finite import check_finite
 from kvbench.engines.reference.weights.fp8_checkpoint import load_fp8
 from kvbench.engines.reference.weights.fp8_linear import join_siblings
 from kvbench.engines.reference.weights.linear import replace_linears
 from kvbench.engines.reference.weights.native_checkpoint import check_plain, check_unread, unread_cache_scales
 from kvbench.engines.reference.weights.prepare import prepared
 from kvbench.engines.reference.weights.quantize_model import quantize_model
-from kvbench.engines.reference.weights.tensor_files import TensorFiles
+from kvbench.engines.reference.weights.tensor_files import TensorFiles, check_finite
 from kvbench.errors import KvbenchError, UsageError
-from kvbench.formats.checkpoint_scales import Stored, of_cache, stored_scales
+from kvbench.formats.checkpoint_scales import FETCH_AGAIN, Stored, of_cache, stored_scales
 from kvbench.formats.fp8_checkpoint import Fp8Config, fp8_config, not_native
-from kvbench.formats.safetensors_header import FETCH_AGAIN
 from kvbench.formats.scales import from_checkpoint
 from kvbench.matrix.resolve import Request, resolve
 from kvbench.models.attention_facts import LayerFacts, ModelFacts, facts_from_config

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvbench.published.shape import NOT_RUN, Shape
+from kvbench.published.reproduce import NOT_RUN, Shape
 from kvbench.published.table import Table
 from kvbench.render.numbers import plain
 
@@ -81,16 +81,12 @@ def foot(found: Reproduced) -> list[str]:
 
 
 def cells(found: Reproduced) -> list[tuple[str, str, str, str, str]]:
-    return [
-        (
-            row.name,
-            _sides(row.published),
-            _sides(row.ours) or "-",
-            "-" if row.ratio is None else f"{row.ratio:.3g}",
-            f"{row.state}: {plain(row.sentence, 300)}",
-        )
-        for row in found.shape.rows
-    ]
+    rows = []
+    for row in found.shape.rows:
+        ratio = "-" if row.ratio is None else f"{row.ratio:.3g}"
+        ours, verdict = _sides(row.ours) or "-", f"{row.state}: {plain(row.sentence, 300)}"
+        rows.append((row.name, _sides(row.published), ours, ratio, verdict))
+    return rows
 
 
 def _sides(values: Mapping[str, str]) -> str:
@@ -105,9 +101,8 @@ def as_text(found: Reproduced) -> str:
         out += [f"  ours       {ours}"] if ours != "-" else []
         out += [f"  ours / published  {ratio}"] if ratio != "-" else []
         # A cause shared by consecutive lines is printed once.
-        out.append(
-            f"  {verdict}" if verdict != before or ours != "-" else f"  {verdict.split(':')[0]}: as above"
-        )
+        again = verdict == before and ours == "-"
+        out.append(f"  {verdict.split(':')[0]}: as above" if again else f"  {verdict}")
         before = verdict
     return "\n".join([*out, "", *foot(found)])
 

@@ -194,5 +194,4 @@ def _draw(panel: Axes, i: int, line: Line, shift: float) -> None:
 
 
 def _known(value: float | None) -> float | None:
-    """The value if it is finite, else None."""
     return value if value is not None and isfinite(value) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite
 from statistics import median
@@ -116,40 +116,32 @@ class ProductTimes:
     dropped: int
 
 
-def itl_series(run: JudgedRun) -> tuple[TimeSeries, ...]:
-    """Mean inter-token latency, with a t-interval over requests."""
-
-    def of(arms: Arms) -> Times:
-        gaps = [arm["itl_ms"] for arm in arms if arm["itl_ms"]]
-        if not gaps:
-            return (), None
-        sums, counts = [fsum(each) for each in gaps], [len(each) for each in gaps]
-        whole = clustered_ratio(sums, counts, range(len(gaps)))
-        return tuple(total / n for total, n in zip(sums, counts, strict=True)), whole.interval
-
-    return _series(run, "itl_ms", of)
-
-
-def ttft_series(run: JudgedRun) -> tuple[TimeSeries, ...]:
-    """Median time to first token, with an order-statistic interval, which takes at least 6 requests."""
-
-    def of(arms: Arms) -> Times:
+def _requests(metric: str, arms: Arms) -> Times:
+    """Each request's time, and its interval: of the mean ITL a t-interval over requests; of the median TTFT
+    one by order statistics, which takes at least 6 requests.
+    """
+    if metric == "ttft_ms":
         times = tuple(arm["ttft_ms"] for arm in arms)
         return times, median_interval(times)
-
-    return _series(run, "ttft_ms", of)
+    gaps = [arm["itl_ms"] for arm in arms if arm["itl_ms"]]
+    if not gaps:
+        return (), None
+    sums, counts = [fsum(each) for each in gaps], [len(each) for each in gaps]
+    whole = clustered_ratio(sums, counts, range(len(gaps)))
+    return tuple(total / n for total, n in zip(sums, counts, strict=True)), whole.interval
 
 
 def _candidate_arms(samples: Mapping[str, Any]) -> Arms:
     return [arm for arm in samples.get("arms", ()) if arm["arm"] == "candidate"]
 
 
-def _series(run: JudgedRun, metric: str, of: Callable[[Arms], Times]) -> tuple[TimeSeries, ...]:
+def time_series(run: JudgedRun, metric: str) -> tuple[TimeSeries, ...]:
+    """The points of `itl_ms` (mean) or `ttft_ms` (median)."""
     labels = run.labels
     found: dict[str, Times] = {}
     machines: dict[str, Mapping[str, Any]] = {}
     for record, _, cells in run.completed("latency"):
-        found.update(dict.fromkeys(cells, of(_candidate_arms(record.samples))))
+        found.update(dict.fromkeys(cells, _requests(metric, _candidate_arms(record.samples))))
         machines.update(dict.fromkeys(cells, record.environment))
     points: dict[str, list[TimePoint]] = {}
     hosts: dict[str, list[Mapping[str, Any]]] = {}
@@ -241,7 +233,6 @@ def roof(run: JudgedRun) -> Roof | None:
 
 
 def _positive(value: float | None) -> bool:
-    """Whether the value fits on a logarithmic axis."""
     return value is not None and isfinite(value) and value > 0
 
 

@@ -38,21 +38,6 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What a list is about. partial: which part of the data was used, or ""."""
-
-    name: str
-    variant: str
-    partial: str
-
-    @property
-    def text(self) -> str:
-        """`int8_sym · wikitext2 (first 4 of 20)`"""
-        name = f"{self.name} · {self.variant}" if self.variant else self.name
-        return f"{name} ({self.partial})" if self.partial else name
-
-
-@dataclass(frozen=True)
 class QuestionLine:
     """gold, native, own: letters of the answer and of both picks; margin, native_margin: summed logprob of
     the pick over the next best choice, nat; moved: the largest change of a choice's score, nat; real: whether
@@ -73,11 +58,11 @@ class QuestionLine:
 
 @dataclass(frozen=True)
 class Questions:
-    """flips: changed picks of the `total` questions that both sides scored; noise: how far the baseline's own
-    scores move, nat, or None and `why`.
+    """subject: what was asked, with the part that was used: `int8_sym · mcq cloze (first 4 of 20)`; flips:
+    changed picks of `total`; noise: how far the baseline's own scores move, nat, or None and `why`.
     """
 
-    subject: Subject
+    subject: str
     lines: tuple[QuestionLine, ...]
     flips: int
     total: int
@@ -87,9 +72,7 @@ class Questions:
 
 @dataclass(frozen=True)
 class ChunkLine:
-    """index: position in the record; nll, native_nll, kld: nat per token; equal: share of equal top-1 picks.
-    kld and equal are None if not measured.
-    """
+    """nll, native_nll, kld: nat per token; equal: share of equal top-1 picks; None: not measured."""
 
     index: int
     document: str
@@ -122,7 +105,7 @@ class PositionLine:
 class Chunks:
     """lines: the worst of `total` chunks by KLD, or by NLL delta if there is no KLD."""
 
-    subject: Subject
+    subject: str
     lines: tuple[ChunkLine, ...]
     total: int
     documents: int
@@ -189,17 +172,17 @@ def chunk_lists(run: JudgedRun) -> tuple[Chunks, ...]:
         extents = [[(chunk["tokens"], chunk["document"]) for chunk in chunks] for chunks in (own, other)]
         if not own or extents[0] != extents[1]:
             continue
-        lines = [_chunk(i, *both) for i, both in enumerate(zip(own, other, strict=True)) if both[0]["tokens"]]
+        lines = []
+        for i, (chunk, base) in enumerate(zip(own, other, strict=True)):
+            if n := chunk["tokens"]:
+                sums = map(chunk.get, ("kld", "top1_equal"))
+                kld, equal = (None if total is None else total / n for total in sums)
+                document = one_line(str(chunk["document"]), 80)
+                lines.append(ChunkLine(i, document, n, base["nll"] / n, chunk["nll"] / n, kld, equal))
         lines.sort(key=lambda c: (-(c.delta if c.kld is None else c.kld), c.index))
         documents, positions = len({c["document"] for c in own}), _positions(record, native)
         found.append(Chunks(subject, tuple(lines[: _most(len(pairs))]), len(lines), documents, positions))
     return tuple(found)
-
-
-def _chunk(index: int, own: Mapping[str, Any], native: Mapping[str, Any]) -> ChunkLine:
-    n, document = own["tokens"], one_line(str(own["document"]), 80)
-    kld, equal = (None if own.get(key) is None else own[key] / n for key in ("kld", "top1_equal"))
-    return ChunkLine(index, document, n, native["nll"] / n, own["nll"] / n, kld, equal)
 
 
 def _positions(record: Record, native: Record) -> tuple[PositionLine, ...]:
@@ -240,19 +223,18 @@ def _kld_by_position(record: Record) -> list[list[Sequence[float]]]:
     return found if at == len(kept) else []
 
 
-def _pairs(
-    run: JudgedRun, runner: str, comparable: Sequence[str]
-) -> Iterator[tuple[Subject, Record, Record]]:
+def _pairs(run: JudgedRun, runner: str, comparable: Sequence[str]) -> Iterator[tuple[str, Record, Record]]:
     """Candidates with a comparable baseline: the subject, the candidate's record and the baseline's."""
     for record, task, cells in run.completed(runner):
         native = run.run.record(task.baseline)
         if native is not None and native.status == OK and not incomparable(record, native, comparable):
-            name, partial = run.labels.subject(runner, cells[0]).text, one_line(record.partial or "", 200)
-            yield Subject(name, one_line(task.variant, 60), partial), record, native
+            name, variant = run.labels.subject(runner, cells[0]).text, one_line(task.variant, 60)
+            name = f"{name} · {variant}" if variant else name
+            partial = f" ({one_line(record.partial, 200)})" if record.partial else ""
+            yield f"{name}{partial}", record, native
 
 
 def _most(lists: int) -> int:
-    """Lines of each of so many lists."""
     return max(5, min(_MOST, _MOST_IN_ALL // max(1, lists)))
 
 
@@ -261,7 +243,7 @@ def position_grid(of: Chunks) -> Grid:
     rows: list[Row] = []
     for p in of.positions:
         divergence = (nat(p.kld, p.tokens), shown(p.most, NAT)) if p.kld else ()
-        rows.append((f"{p.low} to {p.high}", nat(p.delta, p.tokens, signed=True), *divergence))
+        rows.append((f"{p.low} to {p.high}", nat(p.delta, p.tokens, sign=True), *divergence))
     with_kld = of.positions[0].kld is not None
     columns = ("Position", "NLL delta", *(("KLD mean", "Largest KLD") if with_kld else ()))
     note = (
@@ -270,19 +252,18 @@ def position_grid(of: Chunks) -> Grid:
     )
     if not with_kld:
         note += " There is no KLD by position, because the record keeps only a sample of the tokens."
-    return Grid(f"By position: {of.subject.text}", note, columns, rows)
+    return Grid(f"By position: {of.subject}", note, columns, rows)
 
 
-def nat(of: Estimate, n: int, signed: bool = False) -> Shown:
-    low, high = of.interval or (None, None)
-    return shown(of.value, NAT, low=low, high=high, n=n, signed=signed)
+def nat(of: Estimate, n: int, sign: bool = False) -> Shown:
+    return shown(of.value, NAT, of.interval or (None, None), n, sign)
 
 
 def chunk_grid(of: Chunks) -> Grid:
     """The chunks that changed most."""
     rows: list[Row] = []
     for c in of.lines:
-        nll = (shown(c.native_nll, NAT, n=c.tokens), shown(c.nll, NAT), shown(c.delta, NAT, signed=True))
+        nll = (shown(c.native_nll, NAT, n=c.tokens), shown(c.nll, NAT), shown(c.delta, NAT, sign=True))
         rows.append((f"{c.index}", c.document, *nll, shown(c.kld, NAT), shown(c.equal, SHARE)))
     some = f"the worst {len(rows)} of {of.total:,}" if len(rows) < of.total else f"all {of.total:,}"
     columns = ("Chunk", "Document", "Native NLL", "NLL", "NLL delta", "KLD mean", "Same top-1")
@@ -291,7 +272,7 @@ def chunk_grid(of: Chunks) -> Grid:
         f"Sorted by {order}, worst first; nat per token; n counts the scored tokens. A single chunk has no "
         "interval. Chunks are numbered from 0 in the order of the text."
     )
-    return Grid(f"By chunk, {some}: {of.subject.text}", note, columns, rows)
+    return Grid(f"By chunk, {some}: {of.subject}", note, columns, rows)
 
 
 def question_grid(of: Questions) -> Grid:
@@ -314,5 +295,5 @@ def question_grid(of: Questions) -> Grid:
         f"score. Margin: summed logprob of the pick over the next best choice. {noise}"
     )
     cut = f"{len(rows)} of {of.total:,} shown" if len(rows) < of.total else f"all {of.total:,} shown"
-    summary = f"Questions of {of.subject.text}: {of.flips:,} of {of.total:,} picks differ, {cut}"
+    summary = f"Questions of {of.subject}: {of.flips:,} of {of.total:,} picks differ, {cut}"
     return Grid(summary, note, columns, rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvbench.metrics.declare.units import BYTES, CODES, ERROR, GB_PER_S, LOGIT, MS, SHARE, Unit
@@ -45,9 +45,11 @@ class Figure:
 def figures(view: View) -> tuple[Figure, ...]:
     """All figures, in their order within a section. One that cannot be drawn becomes a sentence."""
     found: list[Figure] = []
-    for section, of in _DRAWN:
+    for name, (section, of) in _DRAWN.items():
+        if not getattr(view, name):
+            continue
         try:
-            found += of(view)
+            found.append(of(view))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
             why = one_line(f"{type(e).__name__}: {e}", 200)
             found.append(Figure(section, "", f"A plot is missing: its numbers cannot be drawn ({why})."))
@@ -58,10 +60,8 @@ def _legend(names: Sequence[str]) -> tuple[tuple[str, int, str], ...]:
     return tuple((mark(i), i % COLOURS, name) for i, name in enumerate(names))
 
 
-def _bytes(view: View) -> Iterator[Figure]:
+def _bytes(view: View) -> Figure:
     bars = view.bytes
-    if not bars:
-        return
     drawn = [part for part in (*STORED, "workspace") if any(getattr(bar, part) for bar in bars)]
     caption = (
         f"Bytes of {view.bytes_of}: stored for the cache, stacked by part, with the sum next to the bar."
@@ -84,7 +84,7 @@ def _bytes(view: View) -> Iterator[Figure]:
         "computed by the formula."
     )
     grid = Grid("The bytes in numbers", note, ("Cell", *(names[key] for key in keys)), rows)
-    yield Figure("storage", svg, caption, legend, (grid,))
+    return Figure("storage", svg, caption, legend, (grid,))
 
 
 _OWN_REQUESTS = (
@@ -93,12 +93,12 @@ _OWN_REQUESTS = (
 )
 
 
-def _times(view: View) -> Iterator[Figure]:
-    median = "95% intervals of the median, which need 6 requests"
-    if view.itl:
-        yield _time("ITL mean", view.itl, "itl", "95% t-intervals over requests")
-    if view.plots.ttft:
-        yield _time("TTFT median", view.plots.ttft, "ttft", median)
+def _itl(view: View) -> Figure:
+    return _time("ITL mean", view.itl, "itl", "95% t-intervals over requests")
+
+
+def _ttft(view: View) -> Figure:
+    return _time("TTFT median", view.ttft, "ttft", "95% intervals of the median, which need 6 requests")
 
 
 def _time(name: str, series: Sequence[TimeSeries], key: str, bars: str) -> Figure:
@@ -113,7 +113,7 @@ def _time(name: str, series: Sequence[TimeSeries], key: str, bars: str) -> Figur
         for p in sorted(line.points, key=lambda p: (p.batch, p.context)):
             each = "; ".join(shown(time, MS).text for time in p.repeats[:_MOST_REQUESTS])
             each += f"; ... {len(p.repeats):,} in all" if len(p.repeats) > _MOST_REQUESTS else ""
-            value = shown(p.value, MS, low=p.low, high=p.high, n=p.n)
+            value = shown(p.value, MS, (p.low, p.high), p.n)
             rows.append((line.name, f"{p.batch:,}", f"{p.context:,}", value, each))
     note = (
         f"{name} with its 95% interval [low, high] over requests; n is the number of samples. Ratios to the "
@@ -125,10 +125,9 @@ def _time(name: str, series: Sequence[TimeSeries], key: str, bars: str) -> Figur
     return Figure("latency", svg, caption, _legend([line.name for line in series]), (grid,))
 
 
-def _roof(view: View) -> Iterator[Figure]:
-    roof = view.plots.roof
-    if roof is None:
-        return
+def _roof(view: View) -> Figure:
+    roof = view.roof
+    assert roof
     caption = (
         "The bytes that a decode step must read (weights, and the cache at its mean length) and its time."
     )
@@ -160,13 +159,11 @@ def _roof(view: View) -> Iterator[Figure]:
     )
     names = ("Weights per step", "Cache per step", "ITL mean", "Read rate", "Share of copy bandwidth")
     grid = Grid("Bytes and bandwidth of a step in numbers", note, ("Cell", *names), rows)
-    yield Figure("latency", svg, caption, legend, (grid,))
+    return Figure("latency", svg, caption, legend, (grid,))
 
 
-def _products(view: View) -> Iterator[Figure]:
-    products = view.plots.products
-    if not products:
-        return
+def _products(view: View) -> Figure:
+    products = view.products
     warm = dict.fromkeys(f" {p.n} x {p.k}: {p.warm}." for p in products if p.warm)
     caption = f"Time of one call by rows of its input, one panel per shape (N x K).{''.join(warm)}"
     if dropped := sum({product.name: product.dropped for product in products}.values()):
@@ -185,23 +182,22 @@ def _products(view: View) -> Iterator[Figure]:
     )
     columns = ("Product", "Rows", "Path", *timed, "Weights read rate")
     grid = Grid("Times of the products in numbers", note, columns, rows)
-    yield Figure("gemm", svg, caption, _legend(list(TIMED.values())), (grid,))
+    return Figure("gemm", svg, caption, _legend(list(TIMED.values())), (grid,))
 
 
-def _sweep(view: View) -> Iterator[Figure]:
-    if view.sweep:
-        svg = plots.scale_svg(view.sweep, "Perplexity delta and useful tokens by static scale")
-        caption = (
-            f"{view.sweep.sentence} An open marker means that the text neither repeated itself nor ended "
-            "within its length. Horizontal lines are cells without a single scale."
-        )
-        yield Figure(view.sweep_at, svg, caption, _legend([line.name for line in view.sweep.all]))
+def _sweep(view: View) -> Figure:
+    sweep = view.sweep
+    assert sweep
+    svg = plots.scale_svg(sweep, "Perplexity delta and useful tokens by static scale")
+    caption = (
+        f"{sweep.sentence} An open marker means that the text neither repeated itself nor ended within its "
+        "length. Horizontal lines are cells without a single scale."
+    )
+    return Figure(view.sweep_at, svg, caption, _legend([line.name for line in sweep.all]))
 
 
-def _kld(view: View) -> Iterator[Figure]:
-    lines = view.plots.kld
-    if not lines:
-        return
+def _kld(view: View) -> Figure:
+    lines = view.kld
     caption = (
         "KLD from native's next-token distribution to the candidate's: percentiles over the scored tokens, "
         "log axis. Bars: 95% intervals over documents; the maximum has none."
@@ -217,30 +213,26 @@ def _kld(view: View) -> Iterator[Figure]:
     note = "Nat per token; [low, high] is a 95% interval over documents if there is one; n counts the tokens."
     columns = ("Cell", *(f"{name} (nat)" for name in LEVELS.values()))
     grid = Grid("The percentiles in numbers", note, columns, rows)
-    yield Figure("quality", svg, caption, _legend(list(LEVELS.values())), (grid,))
+    return Figure("quality", svg, caption, _legend(list(LEVELS.values())), (grid,))
 
 
-def _layers(view: View) -> Iterator[Figure]:
+def _layers(view: View) -> Figure:
     lines = view.layers
-    if not lines:
-        return
     svg = plots.layers_svg(lines, "KLD by layer: quantized alone, and saved by keeping it native")
     caption = "KLD by layer. Bars: 95% intervals over texts, cut at the edge of the panel."
     note = "Mean KLD per token; [low, high] is a 95% interval over texts; n counts the tokens."
     grids = []
     for line in lines:
         pairs = enumerate(zip(line.alone, line.gains, strict=True))
-        rows = [(str(i), nat(a, line.tokens), nat(b, line.tokens, signed=True)) for i, (a, b) in pairs]
+        rows = [(str(i), nat(a, line.tokens), nat(b, line.tokens, sign=True)) for i, (a, b) in pairs]
         columns = ("Layer", "Quantized alone", "Saved by native")
         grids.append(Grid(f"Each layer of {line.name} in numbers", note, columns, rows))
     sentences = [f"{line.name}: {line.sentence}." for line in lines]
-    yield Figure("sensitivity", svg, caption, _legend([line.name for line in lines]), grids, sentences)
+    return Figure("sensitivity", svg, caption, _legend([line.name for line in lines]), grids, sentences)
 
 
-def _agreement(view: View) -> Iterator[Figure]:
-    lines = view.plots.agreement
-    if not lines:
-        return
+def _agreement(view: View) -> Figure:
+    lines = view.agreement
     caption = (
         "The share of steps so far on which the candidate picks native's token, given native's text. A large "
         "marker is the first divergence: filled if it is real, open if it is a near-tie or not known to be "
@@ -259,7 +251,7 @@ def _agreement(view: View) -> Iterator[Figure]:
     )
     grid = Grid("Agreement in numbers", note, columns, [_agreement_row(line) for line in lines])
     legend, sentences = _legend([line.name for line in lines]), [f"{x.name} {x.sentence}." for x in lines]
-    yield Figure("agreement", svg, caption, legend, (grid,), sentences, passages)
+    return Figure("agreement", svg, caption, legend, (grid,), sentences, passages)
 
 
 def _agreement_row(line: AgreementLine) -> Row:
@@ -270,10 +262,8 @@ def _agreement_row(line: AgreementLine) -> Row:
     return name, share, f"step {line.first:,}", shown(line.margin, LOGIT), word
 
 
-def _health(view: View) -> Iterator[Figure]:
-    lines = view.plots.health
-    if not lines:
-        return
+def _health(view: View) -> Figure:
+    lines = view.health
     sides = [side for line in lines for side in line.sides.values()]
     zero = [name.partition(" (")[0] for name, of, _ in plots.HEALTH_PANELS if not any(map(of, sides))]
     caption = (
@@ -283,7 +273,7 @@ def _health(view: View) -> Iterator[Figure]:
         caption += f" Not drawn, because they are 0 in every layer: {', '.join(zero)}."
     svg = plots.health_svg(lines, "Numeric health of K and V by layer")
     grids = [_health_grid(line, max(10, _MOST_LAYERS // len(lines))) for line in lines]
-    yield Figure("health", svg, caption, _legend([line.name for line in lines]), grids)
+    return Figure("health", svg, caption, _legend([line.name for line in lines]), grids)
 
 
 def _health_grid(line: HealthLine, most: int) -> Grid:
@@ -318,25 +308,27 @@ def _health_grid(line: HealthLine, most: int) -> Grid:
     return Grid(f"Layers of {line.name} in numbers: {cut}", note, columns, rows)
 
 
-_DRAWN: tuple[tuple[str, Callable[[View], Iterator[Figure]]], ...] = (
-    ("storage", _bytes),
-    ("latency", _times),
-    ("latency", _roof),
-    ("gemm", _products),
-    ("quality", _sweep),
-    ("quality", _kld),
-    ("sensitivity", _layers),
-    ("agreement", _agreement),
-    ("health", _health),
-)
+# By the field of the view that is drawn, which is empty where nothing was measured: section and figure.
+_DRAWN: Mapping[str, tuple[str, Callable[[View], Figure]]] = {
+    "bytes": ("storage", _bytes),
+    "itl": ("latency", _itl),
+    "ttft": ("latency", _ttft),
+    "roof": ("latency", _roof),
+    "products": ("gemm", _products),
+    "sweep": ("quality", _sweep),
+    "kld": ("quality", _kld),
+    "layers": ("sensitivity", _layers),
+    "agreement": ("agreement", _agreement),
+    "health": ("health", _health),
+}
 
 
 def drilldowns(view: View) -> Mapping[str, Sequence[Grid]]:
     """The tables below the table of each section."""
     found: dict[str, list[Grid]] = {}
-    for chunks in view.plots.chunks:
+    for chunks in view.chunks:
         grids = [position_grid(chunks)] if chunks.positions else []
         found.setdefault("quality", []).extend([*grids, chunk_grid(chunks)])
-    if view.plots.questions:
-        found["mcq"] = list(map(question_grid, view.plots.questions))
+    if view.questions:
+        found["mcq"] = list(map(question_grid, view.questions))
     return found

@@ -274,9 +274,7 @@ class ScaleEffect:
 
 @dataclass(frozen=True)
 class ScaleLine:
-    """points: (scale, effect), ascending, of a static format; level: the effect of a reference, which has no
-    single scale.
-    """
+    """points: (scale, effect), ascending; level: the effect of a reference, which has no single scale."""
 
     name: str
     points: tuple[tuple[float, ScaleEffect], ...] = ()

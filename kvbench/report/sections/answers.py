@@ -101,7 +101,6 @@ def _reached(line: PrecisionLine) -> str:
 
 
 def _safe(case: Case) -> Answer:
-    """Whether quality holds, by all checks that are not about savings."""
     checks = case.about(case.own, cost=False)
     if failed := [o for o in checks if o.status == FAIL]:
         return Answer("check_failed", case.sentence(failed[0]), weakest(case, failed[:1]), others(failed))
@@ -141,28 +140,18 @@ FASTER, SLOWER, UNDECIDED = "faster", "slower", "undecided"
 _TOO_FEW, _UNTIMED = "too few samples", "not measured"
 _PACES = (SLOWER, FASTER, UNDECIDED, _TOO_FEW, _UNTIMED)
 
-# (are bytes saved, decoding over all cells): the reason of the answer. None: not measured. Decoding: "faster"
-# in all cells, "mixed": in some; "slower" in some and faster in none; "undecided": neither.
-WORTH = {
-    (True, FASTER): "smaller_and_faster",
-    (True, "mixed"): "mixed",
-    (True, SLOWER): "smaller_but_slower",
-    (True, UNDECIDED): "smaller",
-    (True, None): "smaller_speed_unknown",
-    (False, FASTER): "faster_only",
-    (False, "mixed"): "mixed",
-    (False, SLOWER): "neither",
-    (False, UNDECIDED): "undecided",
-    (False, None): "neither",
-    (None, FASTER): "faster_only",
-    (None, "mixed"): "mixed",
-    (None, SLOWER): "undecided",
-    (None, UNDECIDED): "undecided",
+# The reason of the answer by whether bytes are saved and by decoding over all cells; None: not measured.
+# Mixed: faster in some cells only; slower: in some, and faster in none.
+_SPEEDS = (FASTER, "mixed", SLOWER, UNDECIDED, None)
+_BY_SPEED = {
+    True: ("smaller_and_faster", "mixed", "smaller_but_slower", "smaller", "smaller_speed_unknown"),
+    False: ("faster_only", "mixed", "neither", "undecided", "neither"),
+    None: ("faster_only", "mixed", "undecided", "undecided", "nothing_measured"),
 }
+WORTH = {saves: dict(zip(_SPEEDS, reasons, strict=True)) for saves, reasons in _BY_SPEED.items()}
 
 
 def _worth(case: Case) -> Answer:
-    """Bytes and times relative to the baseline, each cell by its whole interval."""
     checks = case.about(case.own, cost=True)
     figures = tuple(_worst(case, m) for m in _FIGURES if case.rows(m) and not _unchanged(case, m))
     if failed := [o for o in checks if o.status == FAIL]:
@@ -179,7 +168,7 @@ def _worth(case: Case) -> Answer:
     if speed and {line.ran_on for line in case.lines} & {"torch", "interpreter"}:
         sentences.append("Attention ran in PyTorch, the reference; a compiled kernel has other times.")
     missing = [case.sentence(o) for o in checks if o.status == NOT_EVALUATED and o.required]
-    return Answer(WORTH[saves, speed], " ".join(filter(None, sentences)), figures, tuple(missing[:2]))
+    return Answer(WORTH[saves][speed], " ".join(filter(None, sentences)), figures, tuple(missing[:2]))
 
 
 def _worst(case: Case, metric: str) -> Figure:
@@ -199,7 +188,6 @@ def _worst(case: Case, metric: str) -> Figure:
 
 
 def _unchanged(case: Case, metric: str) -> bool:
-    """Whether the ratio is of something that the candidate leaves native."""
     if metric.startswith("kv_ratio"):
         return case.candidate.kv_format == "native"
     return metric == "weight_ratio" and case.candidate.weights in ("native", "None")
@@ -249,7 +237,6 @@ def _pace(row: Row) -> str:
 
 
 def _change(case: Case) -> Answer:
-    """What would change the verdict: a fix, missing results, more data, or a value beyond its limit."""
     outcomes = [*case.own, *case.related]
     if failed := [o for o in outcomes if o.status == FAIL]:
         points = _first(_fix(case, o) for o in _by_check(failed))
@@ -298,7 +285,6 @@ def _data(outcome: Outcome) -> str:
 
 
 def _by_check(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The first outcome of each check and variant."""
     return list({(o.check, o.variant): o for o in reversed(outcomes)}.values())[::-1]
 
 

@@ -198,24 +198,18 @@ def margin(row: Row, bounds: tuple[float, float] | None) -> Margin | None:
 def _side(row: Row, limit: float, bound: float, bounds: tuple[float, float]) -> Margin | None:
     if not (math.isfinite(limit) and math.isfinite(bound)):
         return None
-    best = _best(row, bounds, upper=limit == bounds[1])
-    if best is None:  # a rate has no largest value, so the ratio of limit and value counts
+    # The best value: no change if the limit allows it, else the end of the unit's domain.
+    metric = METRICS.get(row.metric)
+    best = metric.none if metric else None
+    if best is None or not bounds[0] <= best <= bounds[1]:
+        best = row.unit.low if limit == bounds[1] else row.unit.high
+        if all(map(math.isfinite, bounds)):
+            best = (bounds[0] + bounds[1]) / 2
+    if not math.isfinite(best):  # a rate has no largest value, so the ratio of limit and value counts
         return Margin(limit / bound, bound, limit, None) if limit > 0 and bound > 0 else None
     if best == limit:
         return None  # no value is beyond it: a share of at most 1
     return Margin((bound - best) / (limit - best), bound, limit, best)
-
-
-def _best(row: Row, bounds: tuple[float, float], upper: bool) -> float | None:
-    """The value of no change if the limit allows it, else the end of the unit's domain."""
-    metric = METRICS.get(row.metric)
-    none = metric.none if metric else None
-    if none is not None and bounds[0] <= none <= bounds[1]:
-        return none
-    if math.isfinite(bounds[0]) and math.isfinite(bounds[1]):
-        return (bounds[0] + bounds[1]) / 2
-    end = row.unit.low if upper else row.unit.high
-    return end if math.isfinite(end) else None
 
 
 def nearest(case: Case, outcomes: Sequence[Outcome]) -> tuple[Outcome, Margin] | None:

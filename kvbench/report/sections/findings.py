@@ -112,21 +112,18 @@ def _precision(run: JudgedRun, lines: Sequence[PrecisionLine], state: str, title
         sentences = [f"{level.name}: {level.sentence}" for level in line.levels if level.state in states]
         if state == MISMATCH:
             sentences = [choice.dropped_text for choice in line.choices if choice.dropped] + sentences
-        if not sentences and line.state == state:
-            sentences = [_unexplained(line, state)]
+        if not sentences and line.state == state == UNVERIFIED:
+            sentences = ["No evidence was recorded for this cell."]
+        elif not sentences and line.state == state:
+            same = line.effective in (line.kv.resolved, "unknown")
+            weights = (line.choice("weights"), line.effective_weights)
+            choice, ran = weights if same else (line.kv, line.effective)
+            sentences = [f"{choice.resolved} was resolved, but {ran} ran."]
         for sentence in dict.fromkeys(sentences):
             where.setdefault(one_line(sentence, _SENTENCE_LIMIT), []).extend(line.label.cells)
     if where:
         items = tuple(Item(run.labels.places(cells), sentence) for sentence, cells in where.items())
         yield Finding(state, title, items)
-
-
-def _unexplained(line: PrecisionLine, state: str) -> str:
-    if state == UNVERIFIED:
-        return "No evidence was recorded for this cell."
-    same = line.effective in (line.kv.resolved, "unknown")
-    choice, ran = (line.choice("weights"), line.effective_weights) if same else (line.kv, line.effective)
-    return f"{choice.resolved} was resolved, but {ran} ran."
 
 
 def _outcomes(run: JudgedRun, status: str, kind: str, shown: Sequence[str] = ()) -> Iterator[Finding]:
@@ -151,7 +148,6 @@ def _outcomes(run: JudgedRun, status: str, kind: str, shown: Sequence[str] = ())
 
 
 def _records(run: JudgedRun, status: str) -> Iterator[Finding]:
-    """The records of one status, one finding a task and kind of error; equal messages share an item."""
     grouped: dict[str, dict[tuple[str, str], list[Label]]] = {}
     for record, task in run.done():
         if record.status == status:
@@ -166,7 +162,6 @@ def _records(run: JudgedRun, status: str) -> Iterator[Finding]:
 
 
 def _tail(tail: str | Iterable[str]) -> str:
-    """The last lines of a traceback, with characters that are not printable escaped."""
     lines = tail.splitlines() if isinstance(tail, str) else tail
     text = "\n".join(one_line(line.expandtabs(4)) for line in lines)
     return text if len(text) <= _TAIL_LIMIT else f"…{text[-_TAIL_LIMIT:]}"

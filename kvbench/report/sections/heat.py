@@ -86,11 +86,13 @@ def _table(run: JudgedRun, table: MetricTable, place: int) -> HeatTable | None:
     columns = {at for row in rows.values() for at in row}
     order = sorted(columns, key=lambda at: (at is None, isinstance(at, str), at if at is not None else 0))
     values = [[_value(row[at][2]) if at in row else None for at in order] for row in rows.values()]
-    if not _varies(values):
+    if not all(any(map(_differs, lines)) for lines in (values, zip(*values, strict=True))):
         return None
     column = table.columns[place]
     metric = METRICS.get(column.metric)
-    shades = _Shades([x for row in values for x in row if x is not None], metric.none if metric else None)
+    known = [x for row in values for x in row if x is not None]
+    low, high, none = min(known), max(known), metric.none if metric else None
+    shades = _Shades(low, high, none if none is not None and low < none < high else None)
     made = []
     for key, row in rows.items():
         cells = (row.get(at) for at in order)
@@ -126,22 +128,17 @@ def _value(entry: Entry) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _varies(rows: Sequence[Sequence[float | None]]) -> bool:
-    """Whether some row has different values, and some column too."""
-
-    def differs(line: Sequence[float | None]) -> bool:
-        return len({value for value in line if value is not None}) > 1
-
-    return any(map(differs, rows)) and any(map(differs, zip(*rows, strict=True)))
+def _differs(line: Sequence[float | None]) -> bool:
+    return len({value for value in line if value is not None}) > 1
 
 
+@dataclass(frozen=True)
 class _Shades:
     """Values to shades: from the lowest to the highest, or on two sides of "no change"."""
 
-    def __init__(self, values: Sequence[float], none: float | None) -> None:
-        self.low, self.high = min(values), max(values)
-        self.none = none if none is not None and self.low < none < self.high else None
-        self.log = self.low > 0 and self.high > _WIDE * self.low
+    low: float
+    high: float
+    none: float | None
 
     def of(self, value: float | None) -> str:
         if value is None:
@@ -150,5 +147,5 @@ class _Shades:
             side = max(self.high - self.none, self.none - self.low)
             step = round(_SIDE_STEPS * (value - self.none) / side)
             return "q0" if step == 0 else f"{'hi' if step > 0 else 'lo'}{abs(step)}"
-        scale = math.log if self.log else float
+        scale = math.log if self.low > 0 and self.high > _WIDE * self.low else float
         return f"q{round(_STEPS * (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low)))}"

@@ -45,7 +45,7 @@ class DeviceLine:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something to read before any number. tone: "warn" or "info"; remedy: what to do about it."""
+    """tone: "warn" or "info"; remedy: what to do about it."""
 
     tone: str
     title: str
@@ -88,11 +88,13 @@ def headline(run: JudgedRun) -> str:
 
 def notices(run: JudgedRun, device: Sequence[DeviceLine] = ()) -> list[Notice]:
     """What changes how every number is read; a throttled device comes first."""
-    found = (
-        _device(device),
-        *(of(run) for of in (_gate, _models, _calibrated, _coverage, _hosts, _stopped, _busy)),
-    )
-    return [notice for group in found for notice in group]
+    kinds = (_models, _calibrated, _coverage, _hosts, _stopped, _busy)
+    found = [*_device(device)]
+    if not judged(run):
+        text = "Only the built-in checks (precision, errors, plausible values) ran; no number has a limit."
+        remedy = "Pass one with --gate FILE (kvbench init writes one)."
+        found.append(warning("No gate was applied", text, remedy))
+    return [*found, *(notice for of in kinds for notice in of(run))]
 
 
 def _device(lines: Sequence[DeviceLine]) -> Iterator[Notice]:
@@ -116,12 +118,6 @@ def _while_measured(found: Iterable[tuple[str, str]]) -> str:
 def _first(sentences: Sequence[str], where: str = "") -> str:
     rest = len(sentences) - _MOST
     return " ".join((*sentences[:_MOST], *([f"And {rest} more{where}."] if rest > 0 else [])))
-
-
-def _gate(run: JudgedRun) -> Iterator[Notice]:
-    if not judged(run):
-        found = "Only the built-in checks (precision, errors, plausible values) ran; no number has a limit."
-        yield warning("No gate was applied", found, "Pass one with --gate FILE (kvbench init writes one).")
 
 
 def _models(run: JudgedRun) -> Iterator[Notice]:
@@ -177,7 +173,6 @@ def _calibrated(run: JudgedRun) -> Iterator[Notice]:
 
 
 def _coverage(run: JudgedRun) -> Iterator[Notice]:
-    """Partial results, shards, and shards that differ."""
     manifest = run.manifest
     if partial := sum(record.partial is not None for record in run.records):
         sentence = f"{partial} of {len(run.records)} results use only part of their data; they are marked."
@@ -200,27 +195,23 @@ def _coverage(run: JudgedRun) -> Iterator[Notice]:
 
 
 def _hosts(run: JudgedRun) -> Iterator[Notice]:
-    """Times that were measured on different hosts."""
     cells: dict[str, list[str]] = {}
     for record, task in run.done():
         if record.status == OK and record.runner in RUNNERS and RUNNERS[record.runner].timed:
             for host in names([record.environment]):
                 cells.setdefault(host, []).extend(task.cells)
     if len(cells) > 1:
-        parts = [f"{plain(host, 80)}: {_cells(run, own)}" for host, own in list(cells.items())[:_MOST]]
+        parts = []
+        for host, ids in list(cells.items())[:_MOST]:
+            own = [cell for cell in run.run.cells if cell in ids]
+            rest = f" and {count(len(own) - 1, 'more cell')}" if len(own) > 1 else ""
+            parts.append(f"{plain(host, 80)}: {run.labels.cell(own[0]).text}{rest}")
         parts += [f"and {len(cells) - _MOST} more"] if len(cells) > _MOST else []
         found = f"Times were measured on different machines and are not combined. {'; '.join(parts)}."
         yield warning("Times of several hosts", found, "To compare times, measure them on one host.")
 
 
-def _cells(run: JudgedRun, ids: Sequence[str]) -> str:
-    own = [cell for cell in run.run.cells if cell in ids]
-    rest = f" and {count(len(own) - 1, 'more cell')}" if len(own) > 1 else ""
-    return f"{run.labels.cell(own[0]).text}{rest}"
-
-
 def _stopped(run: JudgedRun) -> Iterator[Notice]:
-    """Tasks without a record, and samples that were judged while they grew."""
     total = len(run.manifest.tasks)
     missing = total - len(run.records)
     if run.manifest.stopped:

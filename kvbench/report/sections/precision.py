@@ -167,12 +167,18 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
     effective = _joined(evidence["effective"] for evidence in found)
     weights = _joined(evidence["effective_weights"] for evidence in found)
     e4 = [level for evidence in found for level in evidence["levels"] if level["name"] == "E4"]
+    kinds = [record.facts["scale_kind"] for record in records if "scale_kind" in record.facts]
+    fmt = KV_FORMATS.get(choices[0].resolved or choices[0].requested)
+    # By the records, which know what a checkpoint had; by the cell where nothing ran.
+    scales = _joined(kinds) if kinds else origin(fmt, spec.get("scale"))[0] if fmt else NOT_MEASURED
+    worst = {level.name: _worst(x.state for x in levels if x.name == level.name) for level in levels}
+    chips = ((state, ", ".join(name for name in worst if worst[name] == state)) for state in _WORST_FIRST)
     reads = ((r.key, r.evidence["reads"]) for r in records if r.evidence is not None)
     return PrecisionLine(
         label=label,
         choices=choices,
         effective=effective,
-        scales=_scales(spec, choices[0], records),
+        scales=scales,
         state=_state(choices, levels, {"kv_format": effective, "weights": weights} if found else {}),
         storage=precision("storage"),
         transfer=precision("transfer"),
@@ -182,7 +188,7 @@ def _line(label: Label, spec: Mapping[str, Any], records: Sequence[Record]) -> P
         products=_products(records),
         ran_on=_joined(level["facts"].get("backend") for level in e4),
         reads=tuple((key, read.get("tokens", 0), read.get("quantized_tokens", 0)) for key, read in reads),
-        chips=_chips(levels),
+        chips=tuple((state, text) for state, text in chips if text),
         levels=levels,
     )
 
@@ -195,20 +201,6 @@ def _state(choices: Sequence[ChoiceLine], levels: Sequence[LevelLine], effective
     states = {level.state for level in levels} - {NOT_APPLICABLE}
     worst = _worst(states) if states else UNVERIFIED
     return UNVERIFIED if worst == NOT_AVAILABLE else worst  # no contradiction, but some levels prove nothing
-
-
-def _chips(levels: Sequence[LevelLine]) -> tuple[tuple[str, str], ...]:
-    worst = {level.name: _worst(x.state for x in levels if x.name == level.name) for level in levels}
-    names = ((state, ", ".join(name for name in worst if worst[name] == state)) for state in _WORST_FIRST)
-    return tuple((state, text) for state, text in names if text)
-
-
-def _scales(spec: Mapping[str, Any], kv: ChoiceLine, records: Sequence[Record]) -> str:
-    """By the records, which know what a checkpoint had; by the cell where nothing ran."""
-    if kinds := [record.facts["scale_kind"] for record in records if "scale_kind" in record.facts]:
-        return _joined(kinds)
-    fmt = KV_FORMATS.get(kv.resolved or kv.requested)
-    return origin(fmt, spec.get("scale"))[0] if fmt else NOT_MEASURED
 
 
 def _choice(aspect: str, spec: Mapping[str, Any], records: Sequence[Record]) -> ChoiceLine:
@@ -252,7 +244,6 @@ def _products(records: Sequence[Record]) -> str:
 
 
 def _joined(values: Iterable[str | None]) -> str:
-    """One word if all tasks agree, otherwise all of them."""
     words = list(dict.fromkeys(one_line(value) for value in values if value))
     known = [word for word in words if word != NOT_MEASURED]
     return " + ".join(known or words[:1]) or NOT_MEASURED

@@ -52,20 +52,16 @@ def provenances(run: JudgedRun) -> tuple[Provenance, ...]:
 def summary(rows: Sequence[ScaleRow]) -> str:
     """`30 of 30 layers read: checkpoint 28, default 2`; K and V separately where their sources differ."""
     read = sum(all(state == _READ[True] for _, _, state in row.sides) for row in rows)
-    k, v = (Counter(row.sides[side][1] for row in rows) for side in range(2))
-    counts = _counted(k)
-    if any(row.sides[0][1] != row.sides[1][1] for row in rows):
-        counts = f"K {counts}; V {_counted(v)}"
+    texts = []
+    for sources in (Counter(row.sides[side][1] for row in rows) for side in range(2)):
+        order = [*SOURCES, *sorted(set(sources) - set(SOURCES))]
+        texts.append(", ".join(f"{source} {sources[source]}" for source in order if sources[source]))
+    apart = any(row.sides[0][1] != row.sides[1][1] for row in rows)
+    counts = f"K {texts[0]}; V {texts[1]}" if apart else texts[0]
     return f"{read} of {len(rows)} layers read: {counts}"
 
 
-def _counted(sources: Counter[str]) -> str:
-    order = [*SOURCES, *sorted(set(sources) - set(SOURCES))]
-    return ", ".join(f"{source} {sources[source]}" for source in order if sources[source])
-
-
 def _rows(entries: Sequence[Mapping[str, Any]]) -> tuple[ScaleRow, ...]:
-    """One row a layer from all records of a cell: differing values are all shown."""
     of_layer: dict[int, list[Mapping[str, Any]]] = {}
     for entry in entries:
         of_layer.setdefault(entry["layer"], []).append(entry)

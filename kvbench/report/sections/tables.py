@@ -9,7 +9,7 @@ from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, PASS, Outcom
 from kvbench.metrics.collect import METRICS, TABLES, Row
 from kvbench.metrics.declare.metric import Table
 from kvbench.metrics.declare.units import SECONDS, Unit
-from kvbench.records.record import OK, Record
+from kvbench.records.record import OK
 from kvbench.render.labels import Label
 from kvbench.render.numbers import Shown, fact, flatten, one_line, shown_row
 from kvbench.report.model import JudgedRun
@@ -179,15 +179,11 @@ def _content(row: Row) -> tuple[str, ...]:
 
 def _facts(section: Table, run: JudgedRun) -> Iterable[Facts]:
     for record, task in run.done() if section.facts else ():
-        if record.runner == section.runner and record.status == OK:
-            yield Facts(run.labels.task(task), one_line(task.variant), _fact_pairs(record))
-
-
-def _fact_pairs(record: Record) -> tuple[tuple[str, str], ...]:
-    """How the record was measured, shortened."""
-    pairs = [("protocol version", str(record.protocol)), ("seconds", SECONDS.number(record.seconds))]
-    pairs += [fact(key, value) for key, value in flatten(record.facts)]
-    if record.samples.get("continuation_text"):  # agreement: the two texts after the first divergence
-        pairs.append(("native continues", one_line(record.samples["native_text"], 300)))
-        pairs.append(("candidate continues", one_line(record.samples["continuation_text"], 300)))
-    return tuple(pairs)
+        if record.runner != section.runner or record.status != OK:
+            continue
+        pairs = [("protocol version", str(record.protocol)), ("seconds", SECONDS.number(record.seconds))]
+        pairs += [fact(key, value) for key, value in flatten(record.facts)]
+        if record.samples.get("continuation_text"):  # agreement: the two texts after the first divergence
+            for name, key in (("native", "native_text"), ("candidate", "continuation_text")):
+                pairs.append((f"{name} continues", one_line(record.samples[key], 300)))
+        yield Facts(run.labels.task(task), one_line(task.variant), tuple(pairs))

@@ -1,10 +1,8 @@
-"""From token ids to chunks, by perplexity protocol. Pure: lists in, chunks out.
+"""From token ids to chunks, by perplexity protocol. No token is scored twice. Pure: lists in, chunks out.
 
-    stream512   one stream, disjoint chunks of 512, the first token of each unscored, a short last chunk kept
-    rows512     each row alone, in chunks of 512, the first token of each unscored
-    llamacpp    one stream with llama.cpp's BOS, only whole chunks of 512, the second half of each scored
-
-Every token is in at most one chunk, so no token is scored twice; there is no overlapping (strided) protocol.
+stream512   one stream, disjoint chunks of 512, the first token of each unscored, a short last chunk kept
+rows512     each row alone, in chunks of 512, the first token of each unscored
+llamacpp    one stream with llama.cpp's BOS, only whole chunks of 512, the second half of each scored
 """
 
 from __future__ import annotations

@@ -48,11 +48,7 @@ class Trace:
 
 
 def propose(history: Sequence[int], n: int) -> list[int]:
-    """Up to n tokens that followed the latest earlier occurrence of the history's last 3 (else 2, else 1)
-    tokens.
-
-    The copy continues into its own proposal, so a loop of any period gives all n tokens.
-    """
+    """Up to n tokens that followed the latest earlier occurrence of the last 3 (else 2, else 1) tokens."""
     if n < 1:
         return []
     for size in range(min(LONGEST_MATCH, len(history) - 1), 0, -1):
@@ -69,11 +65,7 @@ def propose(history: Sequence[int], n: int) -> list[int]:
 def greedy(
     engine: Engine, seq: int, prompt: list[int], steps: int, draft: int, progress: Progress = _silent
 ) -> Trace:
-    """`steps` greedy tokens after `prompt`; up to `draft` drafted tokens a forward (0: one decode step a
-    token).
-
-    At the end `seq` holds the prompt and all tokens but the last, in either mode.
-    """
+    """`steps` greedy tokens after `prompt`, up to `draft` drafted a forward; `seq` then lacks the last."""
     trace = Trace()
     drafted: list[int] = []
     logits = engine.prefill(seq, prompt)
@@ -98,10 +90,10 @@ def teacher_forced(
     engine: Engine, seq: int, prompt: list[int], tokens: list[int], chunk: int,
     progress: Progress = _silent, neighbour: int | None = None,
 ) -> Trace:  # fmt: skip
-    """The engine's predictions along a given history: `tokens` after `prompt`, `chunk` tokens a forward.
+    """The engine's predictions along `tokens` after `prompt`, `chunk` tokens a forward (1: real decoding).
 
-    chunk 1 is real decoding. neighbour: another sequence that gets one token in each forward after the
-    prompt's. At the end `seq` holds the prompt and all tokens but the last.
+    neighbour: another sequence that gets one token in each forward after the prompt's. At the end `seq` holds
+    the prompt and all tokens but the last.
     """
     trace = Trace()
     trace.extend(engine.prefill(seq, prompt), tokens[:1])
@@ -133,9 +125,13 @@ class Sampler:
         if self.new_tokens < 1:
             raise UsageError(f"max_gen_toks: expected at least 1, got {self.new_tokens}.")
         if self.do_sample and not self.temperature > 0:
-            raise UsageError(
-                f"temperature with do_sample: expected a number above 0, got {self.temperature}."
-            )
+            raise UsageError(f"temperature with do_sample: expected above 0, got {self.temperature}.")
+
+    def ended(self, ids: Sequence[int], tokenizer: Any) -> bool:
+        if ids[-1] in self.ends or len(ids) >= self.new_tokens:
+            return True
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        return any(stop and stop in text for stop in self.until)
 
     def choose(self, logits: Tensor) -> list[int]:
         """One token for each row of float32 logits [B, V]."""
@@ -143,19 +139,15 @@ class Sampler:
             return logits.argmax(-1).tolist()
         from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-        warpers = [TemperatureLogitsWarper(float(self.temperature))]
+        logits = TemperatureLogitsWarper(float(self.temperature))(None, logits)
         if self.top_k is not None:
-            warpers.append(TopKLogitsWarper(self.top_k))
+            logits = TopKLogitsWarper(self.top_k)(None, logits)
         if self.top_p is not None and self.top_p < 1:
-            warpers.append(TopPLogitsWarper(float(self.top_p)))
-        for warp in warpers:
-            logits = warp(None, logits)
+            logits = TopPLogitsWarper(float(self.top_p))(None, logits)
         return torch.multinomial(logits.softmax(-1), 1)[:, 0].tolist()
 
 
-def write(
-    engine: Engine, tokenizer: Any, prompts: Sequence[Sequence[int]], sampler: Sampler
-) -> list[list[int]]:
+def write(engine: Engine, tokenizer: Any, prompts: list[list[int]], sampler: Sampler) -> list[list[int]]:
     """The new tokens after each prompt, with the stop token; a text that has ended leaves the batch."""
     seqs = [engine.add() for _ in prompts]
     work = list(zip(seqs, prompts, strict=True))
@@ -165,17 +157,10 @@ def write(
     while True:
         for i, token in zip(going, sampler.choose(rows), strict=True):
             texts[i].append(token)
-        going = [i for i in going if not _ended(texts[i], tokenizer, sampler)]
+        going = [i for i in going if not sampler.ended(texts[i], tokenizer)]
         if not going:
             break
         rows = engine.decode([seqs[i] for i in going], [texts[i][-1] for i in going])
     for seq in seqs:
         engine.free(seq)
     return texts
-
-
-def _ended(ids: Sequence[int], tokenizer: Any, sampler: Sampler) -> bool:
-    if ids[-1] in sampler.ends or len(ids) >= sampler.new_tokens:
-        return True
-    text = tokenizer.decode(ids, skip_special_tokens=True)
-    return any(stop and stop in text for stop in sampler.until)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from kvbench.data.corpora import Corpus, corpus, evenly, first_ids
@@ -27,10 +28,8 @@ def head_ids(ctx: Context, wanted: int) -> list[int]:
 
 
 def document_heads(text: Corpus, tokenizer: Any, documents: int, tokens: int) -> list[list[int]]:
-    """At most `tokens` ids of each of `documents` documents, evenly over the corpus, with the tokenizer's BOS
-    policy.
-
-    Raises UsageError for a corpus with fewer documents, and for a document with fewer than two tokens.
+    """At most `tokens` ids of each of `documents` documents, with BOS. Raises UsageError for too few
+    documents, and for one with fewer than two tokens.
     """
     found = []
     for i, head in heads(text, documents, tokens):
@@ -60,10 +59,8 @@ def plain_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
 def bos_ids(tokenizer: Any) -> list[int]:
     """The ids that the tokenizer adds before a text by default: its BOS, or none."""
     bare, dressed = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
-    for start in range(len(dressed) - len(bare) + 1):
-        if dressed[start : start + len(bare)] == bare:
-            return list(dressed[:start])
-    return []
+    starts = range(len(dressed) - len(bare) + 1)
+    return next((list(dressed[:i]) for i in starts if dressed[i : i + len(bare)] == bare), [])
 
 
 def end_ids(tokenizer: Any, config: Any) -> list[int]:
@@ -99,11 +96,15 @@ def bos_policy(tokenizer: Any) -> str:
     return f"none added by the tokenizer (its BOS token is {tokenizer.bos_token!r}, id {own})"
 
 
+def check_chat(tokenizer: Any) -> None:
+    if not getattr(tokenizer, "chat_template", None):
+        raise UsageError("chat_template: true, but the tokenizer has no chat template; set it to false.")
+
+
 @dataclass(frozen=True)
 class Pair:
-    """Ids of a prompt with its answers: context (with any BOS), and one continuation for each choice.
-
-    merged: a token spans prompt and answer, so scoring starts at an earlier token, the same for every choice.
+    """Ids of a prompt with its answers: context (with any BOS), and one continuation for each choice. merged:
+    a token spans prompt and answer, so scoring starts at an earlier token.
     """
 
     context: tuple[int, ...]
@@ -117,11 +118,8 @@ def strings(prompt: str, answers: Sequence[str]) -> list[str]:
 
 
 def join(prompt: Sequence[int], wholes: Sequence[Sequence[int]], bos: Sequence[int]) -> Pair | None:
-    """Split each jointly encoded string after the prompt's own tokens.
-
-    A tokenizer may merge the prompt's last token with the answer ("Ans" + "wer" -> "Answer"). The split then
-    moves back to the last token that all strings share, so that every choice scores the same text. Returns
-    None when an answer adds no token, or when no token is left to condition the first one on.
+    """Split each jointly encoded string after the prompt's own tokens. A tokenizer may merge the last of them
+    with the answer ("Ans" + "wer" -> "Answer"): the split then moves back to the last token that all share.
     """
     shared = common_length([prompt, *wholes])
     context = (*bos, *prompt[:shared])
@@ -149,9 +147,7 @@ def overflow(pair: Pair, window: int | None) -> int:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What fits the window. dropped_shots: whole examples left out; dropped_tokens: then cut from the
-    prompt's head. pair is None when nothing can be scored.
-    """
+    """What fits the window (pair None: nothing), examples left out, and tokens cut from the head."""
 
     pair: Pair | None
     dropped_shots: int
@@ -164,9 +160,7 @@ class Fitted:
 
 def fit(encode: Callable[[int], Pair | None], shots: int, window: int | None, bos: int) -> Fitted:
     """Drop whole examples from the last one on, then as many of the prompt's first tokens as needed.
-
-    encode(n): the pair with the first n examples (so that questions still share them as a prefix);
-    bos: BOS tokens at the head, which are never dropped.
+    encode(n): the pair with the first n examples; bos: BOS tokens at the head, which are never dropped.
     """
     for kept in range(shots, -1, -1):
         pair = encode(kept)
@@ -183,9 +177,7 @@ def fit(encode: Callable[[int], Pair | None], shots: int, window: int | None, bo
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encodes the questions of one task. window: the model's positions, or None; examples: shots by subject;
-    first: the BOS ids that the tokenizer adds before a text.
-    """
+    """Encodes the questions of one task. window: the model's positions; examples: by subject."""
 
     template: Template
     tokenizer: Any
@@ -222,23 +214,20 @@ class Encoder:
             if pair is None or not overflow(pair, self.window):
                 fitted.append(Fitted(pair, 0, 0))
             else:
-                fitted.append(self._shorten(q, shots, len(self.bos(own[0]))))
+                encode = partial(self._encode, q)
+                fitted.append(fit(encode, shots, self.window, len(self.bos(own[0]))))
         return fitted
 
-    def _shorten(self, q: Question, shots: int, bos: int) -> Fitted:
-        def encode(kept: int) -> Pair | None:
-            texts = self.texts(q, kept)
-            return self.pair(texts, plain_ids(self.tokenizer, texts))
-
-        return fit(encode, shots, self.window, bos)
+    def _encode(self, q: Question, shots: int) -> Pair | None:
+        texts = self.texts(q, shots)
+        return self.pair(texts, plain_ids(self.tokenizer, texts))
 
 
 def ids_by_head(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     """Ids of each text, exactly as if each were encoded alone, with their common head encoded once.
 
-    The cut is after a line end that all texts share with `MARGIN` more characters on each side, so that the
-    tokens there cannot depend on the question. The first and the last text check that the tokenizer splits
-    there; if it does not, every text is encoded whole.
+    The cut is after a line end that all texts share with `MARGIN` more characters on each side. The first and
+    the last text check that the tokenizer splits there; if it does not, every text is encoded whole.
     """
     cut = _cut(texts[0][: common_length(texts)])
     if cut and len(texts) > 2:

@@ -43,9 +43,8 @@ def packed(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
 def feed(
     engine: Engine, work: Sequence[tuple[int, Sequence[int]]], chunk: int, logits: Logits
 ) -> list[Tensor]:
-    """Append each sequence's tokens, `chunk` of a sequence a forward, all sequences packed.
-
-    Returns float32 logits a sequence: [n, V] for "all", [1, V] for "last", [0, V] for "none".
+    """Append each sequence's tokens, `chunk` of a sequence a forward, all sequences packed; float32 logits a
+    sequence: [n, V] for "all", [1, V] for "last", [0, V] for "none".
     """
     if max(len(tokens) for _, tokens in work) <= chunk:
         return engine.forward(work, logits)
@@ -117,10 +116,9 @@ def compare(native: Tensor, candidate: Tensor, targets: Tensor) -> Compared:
 def _divergence(n: _Slice, c: _Slice, gap: Tensor) -> Tensor:
     """sum p (log p - log q) from gap = candidate - native logits [r, V], which it overwrites; float64 [r].
 
-    For nearly equal distributions the plain form subtracts numbers of the logits' size, which float32
-    resolves only to 1e-7. With the gap centred on its mean m under p, it is log1p(a + b) - a for a = sum p
-    (gap - m) and b = sum p (expm1(gap - m) - (gap - m)), where nothing large cancels. For distributions that
-    are far apart expm1 overflows, and the plain form is accurate.
+    The plain form subtracts numbers of the logits' size. With the gap centred on its mean m under p, it is
+    log1p(a + b) - a for a = sum p (gap - m) and b = sum p (expm1(gap - m) - (gap - m)), where nothing large
+    cancels. For distributions that are far apart expm1 overflows, and the plain form is accurate.
     """
     mean = (n.exp * gap).sum(-1).double() / n.total
     gap -= mean[:, None]

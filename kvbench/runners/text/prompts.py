@@ -1,7 +1,4 @@
-"""Prompts of the multiple-choice tasks, character for character those of lm-eval 0.4 (`mmlu`, `ceval-valid`,
-`arc_easy`, `arc_challenge`). Text in, text out.
-
-    description + shot 1 + ... + shot n + question     and, for each choice, delimiter + choice
+"""Prompts of the multiple-choice tasks, character for character those of lm-eval 0.4. Text in, text out.
 
 One deliberate difference: C-Eval's prompt ends in a full-width colon, after which Chinese text has no space,
 so its letters are scored without one (lm-eval scores " A" there).

@@ -23,9 +23,8 @@ from kvbench.runners.text.logits import budget, feed, logprobs, packed
 
 @dataclass(frozen=True)
 class Group:
-    """Questions that share `prefix`. items: the rest of each; their contexts have at least one token.
-
-    mixed: a forward has short and long questions together, which costs time and gives each other neighbours.
+    """Questions that share `prefix`; items: the rest of each, at least one token of context. mixed: a forward
+    has short and long ones together, which costs time and gives each other neighbours.
     """
 
     prefix: tuple[int, ...]
@@ -41,9 +40,7 @@ def group(pairs: Sequence[Pair], share: bool = True, mixed: bool = False) -> Gro
 
 
 def batches(g: Group, device: torch.device) -> list[list[int]]:
-    """Indexes of the questions of each packed forward, shortest first, since equal lengths share an attention
-    call. Mixed: the longest, the shortest, the second longest, ...
-    """
+    """Indexes of the questions of each forward: shortest first, or mixed: the longest, the shortest, ..."""
     lengths = [len(item.context) for item in g.items]
     order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
     if g.mixed:

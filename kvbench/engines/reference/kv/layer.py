@@ -1,8 +1,5 @@
-"""The live tensors of one layer's pages: allocated, and their scales checked.
-
-`kvbench_kernels.kv.layout.LayerPages` has their shapes. Each is a tensor of its own, never a region of one
-buffer.
-"""
+"""The live tensors of one layer's pages, and the check of their scales. Shapes:
+`kvbench_kernels.kv.layout`."""
 
 from __future__ import annotations
 
@@ -48,9 +45,7 @@ def check_scales(
     """The static (K, V) scales a layer, or None a layer; UsageError for any that cannot work."""
     if fmt.scale_kind != "static":
         if scale is not None:
-            raise UsageError(
-                f"KV format {fmt.name!r} computes or needs no scale, but one was given; remove `scale`."
-            )
+            raise UsageError(f"KV format {fmt.name!r} takes no scale, but one was given; remove `scale`.")
         return [None] * layers
     if scale is None or len(scale) != layers:
         given = "none" if scale is None else f"{len(scale)}"

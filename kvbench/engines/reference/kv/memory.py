@@ -1,7 +1,5 @@
-"""Whether a KV store fits into the device's free memory, asked before any of it is allocated.
-
-On a CPU nothing is asked: an operating system that overcommits has no number of free bytes that holds.
-"""
+"""Whether a KV store fits into the device's free memory. Not asked on a CPU, whose memory is
+overcommitted."""
 
 from __future__ import annotations
 
@@ -12,10 +10,9 @@ import torch
 from kvbench.errors import Refused
 from kvbench.formats.kv import KVFormat, KVShape, get_max_kv_blocks, kv_bytes, pages_for
 
-# Kept free: the allocator rounds each of a layer's four tensors up by as much as 2 MiB (640
-# MiB at 80 layers), cuBLAS takes 32 MiB of workspace a stream, and the activations of one chunk need room.
-# What reads whole contexts beside that (the torch backend) may still run out of memory, which is then the
-# cell's error.
+# Kept free: the allocator rounds each of a layer's four tensors up by up to 2 MiB (640 MiB at 80 layers),
+# cuBLAS takes 32 MiB of workspace a stream, and the activations of one chunk need room. The torch backend,
+# which reads whole contexts, may still run out of memory: that is the cell's error.
 RESERVE_BYTES = 2**30
 
 
@@ -37,8 +34,7 @@ def check_fits(
     free: int,
 ) -> None:
     """Raises Refused("kv_does_not_fit") when the pages of `sequences` times `tokens` tokens exceed `free`
-    bytes. Of free memory RESERVE_BYTES are left alone, but never more than half: a tiny store also runs on a
-    busy device."""
+    bytes less RESERVE_BYTES (less half, where that is smaller: a tiny store runs on a busy device too)."""
     pages = sequences * pages_for(tokens, page_size)
     fitting = get_max_kv_blocks(max(free - RESERVE_BYTES, free // 2), fmt, shapes, page_size, native_dtype)
     if pages <= fitting:

@@ -1,11 +1,8 @@
 """Which pages belong to which sequence: a free list, reference counts and a page table. No tensors.
 
-A sequence is resident (it holds pages) or swapped (it keeps its length and holds none); nothing but `swap_in`
-and `discard` may be done to a swapped one, and nothing is in between.
-
-A page that a sequence has filled only partly is never shared, so that writing to it can touch nobody else.
-`fork` and `truncate` therefore may hand back one (source, target) page that the owner of the tensors must
-copy.
+A sequence is resident (it holds pages) or swapped (it keeps its length and holds none). Only `swap_in` and
+`discard` accept a swapped one. A partly filled page is never shared, so `fork` and `truncate` may return one
+(source, target) page that the owner of the tensors must copy.
 """
 
 from __future__ import annotations
@@ -28,8 +25,7 @@ class PageTable:
     """Pages 0 .. num_pages - 1 of page_size tokens, and the sequences that hold them."""
 
     def __init__(self, page_size: int, num_pages: int) -> None:
-        self.page_size = page_size
-        self.num_pages = num_pages
+        self.page_size, self.num_pages = page_size, num_pages
         self.free_pages: deque[int] = deque(range(num_pages))
         self.refs: list[int] = [0] * num_pages
         self._pages: dict[int, list[int]] = {}
@@ -74,8 +70,7 @@ class PageTable:
         """A sequence with the same content: full pages are shared, a partly filled one must be copied."""
         pages, length = self.pages(seq), self.length(seq)
         full = length // self.page_size
-        shared = pages[:full]
-        copy = None
+        shared, copy = pages[:full], None
         if length % self.page_size:
             copy = (pages[full], self._take(1, f"a fork of sequence {seq}")[0])
         for page in shared:
@@ -86,8 +81,7 @@ class PageTable:
         return child, copy
 
     def truncate(self, seq: int, length: int) -> Copy | None:
-        """Keep the first `length` tokens. A kept last page that is now partly used and shared is to be
-        copied."""
+        """Keep the first `length` tokens. A last page that is then partly used and shared must be copied."""
         if not 0 <= length <= self.length(seq):
             raise ValueError(
                 f"Sequence {seq} has {self.length(seq)} tokens and cannot be truncated to {length}; give a "
@@ -107,7 +101,8 @@ class PageTable:
         return copy
 
     def reserve(self, seq: int, n: int) -> None:
-        """Make sure that n more tokens have pages; takes all that are missing or, raising StoreFull, none."""
+        """Make sure that n more tokens have pages; takes all that are missing, or none and raises
+        StoreFull."""
         pages = self.pages(seq)
         missing = pages_for(self.length(seq) + n, self.page_size) - len(pages)
         if missing > 0:

@@ -1,10 +1,7 @@
 """The paged KV store: quantizes what is written, dequantizes what is read, and counts what it really holds.
 
-All layers use the same page ids (`pages.py`), each with tensors of its own (`layer.py`). A slot is page *
-page_size + offset.
-
-Memory is left uninitialised: whatever a sequence does not own is cut away by slicing, never by multiplying
-with 0.
+All layers use the same page ids (`pages.py`), each with its own tensors (`layer.py`). A slot is page *
+page_size + offset. Memory is left uninitialised: readers slice away what a sequence does not own.
 """
 
 from __future__ import annotations
@@ -21,16 +18,16 @@ from kvbench.engines.reference.kv.pages import Copy, PageTable
 from kvbench.engines.reference.kv.swap import HostPages, Transfer, copy_in, copy_out
 from kvbench.errors import UsageError
 from kvbench.formats.kv import KVFormat, KVShape, StoredBytes, pages_for
-from kvbench_kernels.kv.offsets import flat_offset
+from kvbench_kernels.kv.layout import flat_offset
 
 HEALTH = ("clipped", "nonfinite", "overflow")
 
 
 class WriteObserver:
-    """Called at every write of a store that it observes. Both do nothing unless overridden."""
+    """Called at every write of a store that it observes."""
 
     def before_write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The K and V to write, of the given shapes. k, v [n, kv_heads, dim]; slots [n]."""
+        """The K and V to write instead: k, v [n, kv_heads, dim]; slots [n]."""
         return k, v
 
     def after_write(self, layer: int, slots: Tensor) -> None:
@@ -38,11 +35,9 @@ class WriteObserver:
 
 
 class PagedKVStore:
-    """KV pages of all layers, and the sequences in them. One writer; not thread-safe.
-
-    shapes: one a layer. native_dtype: the model's dtype, which `native` stores. scale: (K, V) a layer for a
-    static format, None for any other; UsageError, before anything is allocated, where it does not fit.
-    backend: whose code quantizes and dequantizes; the bytes are the same."""
+    """KV pages of all layers, and the sequences in them. One writer; not thread-safe. shapes: one a layer.
+    native_dtype: the model's dtype, which `native` stores. scale: (K, V) a layer for a static format, else
+    None; UsageError where that does not hold. backend: whose code quantizes and dequantizes."""
 
     def __init__(
         self,
@@ -57,39 +52,26 @@ class PagedKVStore:
     ) -> None:
         checked = check_scales(fmt, len(shapes), scale)
         if page_size < 1 or num_pages < 1:
-            raise UsageError(
-                f"A KV store of {num_pages} pages of {page_size} tokens holds nothing; both must be at "
-                "least 1."
-            )
-        self.fmt = fmt
-        self.shapes = tuple(shapes)
-        self.page_size = page_size
-        self.num_pages = num_pages
-        self.native_dtype = native_dtype
-        self.device = torch.device(device)
-        self.backend = backend
+            sentence = f"A KV store of {num_pages} pages of {page_size} tokens holds nothing"
+            raise UsageError(f"{sentence}; both must be at least 1.")
+        self.fmt, self.shapes, self.backend = fmt, tuple(shapes), backend
+        self.page_size, self.num_pages = page_size, num_pages
+        self.native_dtype, self.device = native_dtype, torch.device(device)
         self.observers: tuple[WriteObserver, ...] = ()
         self.layers = [
             allocate_layer(fmt, shape, page_size, num_pages, native_dtype, self.device, layer_scale)
             for shape, layer_scale in zip(self.shapes, checked, strict=True)
         ]
-        self.table = PageTable(page_size, num_pages)
-        # [tokens, of them from 8-bit payload]: counted by the kernels themselves, also when a CUDA graph runs
-        # them.
+        table = self.table = PageTable(page_size, num_pages)
+        self.add, self.free, self.reserve, self.commit = table.add, table.free, table.reserve, table.commit
+        self.length, self.state, self.sequences = table.length, table.state, table.sequences
+        # [tokens, of them from 8-bit payload]: the kernels count them, also in a CUDA graph.
         self.device_reads = torch.zeros(2, dtype=torch.int64, device=self.device)
         self.transfers: list[Transfer] = []  # every swap so far, each way
         self._host: dict[int, HostPages] = {}
         self._health = torch.zeros((len(self.layers), len(HEALTH)), dtype=torch.int64, device=self.device)
         self._written = [0] * len(self.layers)
         self._replayed = 0  # tokens that graphs have written, in every layer
-
-    # Sequences
-
-    def add(self) -> int:
-        return self.table.add()
-
-    def free(self, seq: int) -> None:
-        self.table.free(seq)
 
     def fork(self, seq: int) -> int:
         """A new sequence with the same tokens; full pages are shared, a partly filled last one is copied."""
@@ -101,20 +83,8 @@ class PagedKVStore:
         """Keep the first `length` tokens and free the pages beyond them."""
         self._copy_page(self.table.truncate(seq, length))
 
-    def length(self, seq: int) -> int:
-        return self.table.length(seq)
-
-    def sequences(self) -> list[int]:
-        """The sequences that are there, swapped ones included."""
-        return self.table.sequences()
-
-    def state(self, seq: int) -> str:
-        """`pages.RESIDENT` or `pages.SWAPPED`."""
-        return self.table.state(seq)
-
     def swap_out(self, seq: int) -> Transfer:
-        """Move a sequence's used pages, scales included, to the host, and give all of its pages up. Whatever
-        raises leaves the sequence resident and untouched."""
+        """Move a sequence's used pages, scales included, to the host. An error leaves it resident."""
         used = self.tables([seq])[0, : pages_for(self.length(seq), self.page_size)]
         host = copy_out(self.layers, used)
         self.table.swap_out(seq)
@@ -122,8 +92,7 @@ class PagedKVStore:
         return self._log("out", host)
 
     def swap_in(self, seq: int) -> Transfer:
-        """Bring a swapped sequence back into new pages; StoreFull when there are not enough. Whatever raises
-        leaves the sequence swapped, its bytes on the host and no page taken."""
+        """Bring a swapped sequence back into new pages. An error (StoreFull, for one) leaves it swapped."""
         self.table.swap_in(seq)
         host = self._host[seq]
         try:
@@ -144,14 +113,6 @@ class PagedKVStore:
         self.table.discard(seq)
         del self._host[seq]
 
-    def reserve(self, seq: int, n: int) -> None:
-        """Pages for n more tokens; StoreFull when there are not enough."""
-        self.table.reserve(seq, n)
-
-    def commit(self, seq: int, n: int) -> None:
-        """Count n reserved tokens as written in every layer."""
-        self.table.commit(seq, n)
-
     def slots_for(self, seq: int, start: int, n: int) -> Tensor:
         """[n] int64 slots of the tokens start .. start + n - 1, which must have pages."""
         pages = self.table.pages(seq)
@@ -170,8 +131,6 @@ class PagedKVStore:
         width = max((len(row) for row in rows), default=0)
         padded = [row + [-1] * (width - len(row)) for row in rows]
         return torch.tensor(padded, dtype=torch.int64, device=self.device).reshape(len(rows), width)
-
-    # Content
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Quantize k [n, kv_heads, head_dim] and v [n, kv_heads, value_dim] (any strides) into slots [n]."""
@@ -220,15 +179,12 @@ class PagedKVStore:
         tokens, quantized = self.device_reads.tolist()
         return {"tokens": tokens, "quantized_tokens": quantized}
 
-    # What is really there
-
     def health(self) -> list[dict[str, int]]:
         """By layer since the store was made: elements written, clipped, nonfinite; rows that overflow."""
-        counts = self._health.tolist()
         by_graphs = [self._replayed * s.kv_heads * (s.head_dim + s.value_dim) for s in self.shapes]
         return [
             {"layer": i, "elements": self._written[i] + by_graphs[i], **dict(zip(HEALTH, row, strict=True))}
-            for i, row in enumerate(counts)
+            for i, row in enumerate(self._health.tolist())
         ]
 
     def live_bytes(self, layer: int) -> StoredBytes:

@@ -1,8 +1,7 @@
-"""Pages on their way to the host and back, bit for bit: payload and scales of a sequence's pages, layer by
-layer.
+"""Copies pages to the host and back, bit for bit: payload and scales of a sequence's pages, layer by layer.
 
-On a GPU the host's buffers are pinned, so that the copies run asynchronously on the current stream; each
-function returns when all of them are done. A static scale belongs to no page and stays where it is.
+On a GPU the host's buffers are pinned and the copies run asynchronously; each function returns when all are
+done. A static scale belongs to no page and stays where it is.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from torch import Tensor
 from kvbench.engines.reference.kv.layer import dtype_name
 from kvbench_kernels.kv.layout import LayerPages
 
-# Scattered pages are gathered on the device before they cross the bus, this many bytes at a time: enough that
-# a copy takes far longer than its launch, little enough to fit when the store fills the device.
+# Scattered pages are gathered on the device before they cross the bus, this many bytes at a time: a copy
+# takes far longer than its launch, and still fits when the store fills the device.
 STAGING_BYTES = 32 * 2**20
-
 WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
@@ -66,9 +64,8 @@ def copy_out(layers: Sequence[LayerPages], pages: Tensor) -> HostPages:
     for layer in layers:
         host = {}
         for name, live in layer.paged().items():
-            host[name] = torch.empty(
-                (len(pages), *live.shape[1:]), dtype=live.dtype, pin_memory=pages.is_cuda
-            )
+            shape = (len(pages), *live.shape[1:])
+            host[name] = torch.empty(shape, dtype=live.dtype, pin_memory=pages.is_cuda)
             for part, ids in _parts(host[name], pages):
                 part.copy_(_rows(live)[ids], non_blocking=True)
         saved.append(host)

@@ -1,5 +1,4 @@
-"""What is known of a loaded model's weights: the format that they are in, where it came from, and which
-modules it is of."""
+"""What is known of a loaded model's weights: their format, where it came from, and which modules have it."""
 
 from __future__ import annotations
 
@@ -18,9 +17,9 @@ CHECKPOINT, ON_LOAD, NATIVE = "checkpoint", "quantized on load", "native"
 
 @dataclass(frozen=True)
 class Sample:
-    """What a block row of a module's weight must be, taken from its source and kept on the host. row: where
-    the strip begins, a multiple of 128; codes [r, K], scales [1, ceil(K/128)], of the checkpoint, or of the
-    reference quantizer on `native` [r, K], which is None for a checkpoint."""
+    """The expected values of one block row of a module's weight, on the host. row: its first row, a multiple
+    of 128; codes [r, K] and scales [1, ceil(K/128)]: the checkpoint's, or the reference quantizer's on
+    `native` [r, K]."""
 
     module: str
     row: int
@@ -33,15 +32,11 @@ class Sample:
 class WeightFacts:
     """format: a name of `kvbench.formats.kv.WEIGHT_FORMATS`, as loaded. source: one of the three words above.
 
-    modules: dotted names of the quantized linear layers, in the model's order. warnings: sentences for the
-    report. cache_scales: tensors of the files that are scales of a KV cache: no weights, and read by cells
-    that ask for them. stored: layers whose weight is FP8 in the checkpoint's files, by the files' headers and
-    not by what was made of them. scale_dtypes: dtype names of the scales as the checkpoint stores them, with
-    how many tensors have each. samples: of the modules of the first, the middle and the last layer.
-    checksums: of every module's codes and scales, as they were when they were made or read; native: of every
-    parameter beside them (norms, output layer, biases), by name. shares: of every module that was quantized
-    on load, the worst distance of a stored value from the native one, as `share_of_bound` has it.
-    load_seconds: from the call until the weights are on the device, by a monotonic clock."""
+    modules: names of the quantized linear layers, in the model's order. cache_scales: names of the KV cache
+    scales in the files. stored: layers whose weight is FP8 by the files' headers. scale_dtypes: dtype in the
+    files -> number of scales. samples: of the first, the middle and the last layer. checksums: of every
+    module's codes and scales when they were made or read; native: of every other parameter. shares: of every
+    module quantized on load, `share_of_bound`. load_seconds: until the weights are on the device."""
 
     format: str = "native"
     source: str = NATIVE
@@ -58,7 +53,7 @@ class WeightFacts:
 
 
 def sampled(modules: Sequence[str]) -> frozenset[str]:
-    """Those of the first, the middle and the last layer: of the numbers that the names hold first."""
+    """The modules of the first, the middle and the last layer, by the first number in their names."""
     layer = {name: int(found[0]) for name in modules if (found := re.findall(r"\.(\d+)\.", name))}
     last = max(layer.values(), default=0)
     return frozenset(name for name, at in layer.items() if at in (0, last // 2, last))
@@ -87,7 +82,7 @@ def samples_of_checkpoint(module: str, codes: Tensor, scales: Tensor) -> Iterato
 
 
 def checksum(*tensors: Tensor) -> int:
-    """One number of all bytes and their places: a change of any, or an exchange of two, gives another."""
+    """A number that changes with any byte, and when two bytes change places."""
     total = 0
     for tensor in tensors:
         values = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -110,8 +105,8 @@ def native_checksums(model: nn.Module, converted: Iterable[str]) -> dict[str, in
 
 
 def share_of_bound(native: Tensor, codes: Tensor, scales: Tensor) -> float:
-    """Worst distance of a dequantized value from the native weight [N, K], as a share of E4M3's rounding.
-    That is a 16th of the element, or half of the smallest step that the block's largest element gives."""
+    """Worst distance of a dequantized value from the native weight [N, K], as a share of E4M3's rounding: a
+    16th of the element, or half of the smallest step for the block's largest element."""
     worst = []
     for start in range(0, len(native), BLOCK):
         w = native[start : start + BLOCK].double()

@@ -1,9 +1,8 @@
-"""FP8 linear layers of a model: codes and block scales as stored, products by
-`kvbench_kernels.gemm.fp8_linear`.
+"""FP8 linear layers: codes and block scales as stored, products by `kvbench_kernels.gemm.fp8_linear`.
 
-The product is a custom op, opaque to torch.compile, which decides when it runs. Siblings that read the same
-input (q, k, v; gate, up) lie in one tensor where their rows are whole blocks, and are one product: the first
-of them computes it, the others take their columns.
+The product is a custom op, opaque to torch.compile. Siblings that read the same input (q, k, v; gate, up) lie
+in one tensor where their rows are whole blocks: the first computes the product, the others take their
+columns.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ def _fp8_linear_fake(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | No
 class Fp8Linear(nn.Module):
     """A linear layer whose weight is FP8 with one scale a 128x128 block.
 
-    weight: [N, K] float8_e4m3fn; weight_scale_inv: [ceil(N/128), ceil(K/128)] in the dtype in which it was
-    stored, a multiplier despite its name, which is that of checkpoints; bias: [N] or None. group: after
-    `join`, the modules whose product this one's call computes, itself first, on the first of them only."""
+    weight: [N, K] float8_e4m3fn; weight_scale_inv: [ceil(N/128), ceil(K/128)] in its stored dtype, a
+    multiplier despite its name (that of checkpoints); bias: [N] or None. group: the modules whose product
+    this one's call computes, itself first, on the first of them only."""
 
     weight: nn.Parameter
     weight_scale_inv: nn.Parameter
@@ -64,9 +63,8 @@ class Fp8Linear(nn.Module):
         super().__init__()
         expected = scale_shape(*codes.shape)
         if tuple(scales.shape) != expected:
-            raise ValueError(
-                f"Codes {list(codes.shape)} need scales {list(expected)}, not {list(scales.shape)}."
-            )
+            shapes = [list(shape) for shape in (codes.shape, expected, scales.shape)]
+            raise ValueError("Codes {} need scales {}, not {}.".format(*shapes))
         self.out_features, self.in_features = codes.shape
         self.weight = nn.Parameter(codes, requires_grad=False)
         self.weight_scale_inv = nn.Parameter(scales, requires_grad=False)
@@ -106,20 +104,15 @@ class Fp8Linear(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        )
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, bias={self.bias is not None}"
 
 
 def join_siblings(model: nn.Module) -> int:
-    """Makes siblings that share their input one product, where each has whole blocks of rows; how many groups
-    there are. Their codes, scales and biases move into one tensor each, of which the modules keep views:
-    nothing is held twice."""
-    joined = 0
-    for module in model.modules():
-        for names in SHARED_INPUT:
-            joined += _join([getattr(module, name, None) for name in names])
-    return joined
+    """Makes siblings that share their input one product, where each has whole blocks of rows; returns how
+    many groups. Codes, scales and biases move into one tensor each, of which the modules keep views."""
+    groups = ([getattr(m, name, None) for name in names] for m in model.modules() for names in SHARED_INPUT)
+    return sum(_join(group) for group in groups)
 
 
 def _join(siblings: list[object]) -> bool:

@@ -1,8 +1,7 @@
-"""Decode's linear layers on the skinny kernels: a few rows on a GPU go there, everything else stays F.linear.
+"""Linear layers on the skinny kernels: a few rows on a GPU go there, everything else stays F.linear.
 
 `replace_linears(model)` changes the class of the modules, not their parameters, names or state. The kernels
-are behind two custom ops, opaque to torch.compile. Triton is imported by their first CUDA call, so a CPU
-never needs it.
+are behind two custom ops, opaque to torch.compile, whose first CUDA call imports Triton.
 """
 
 from __future__ import annotations
@@ -16,15 +15,13 @@ from torch import Tensor, nn
 from kvbench_kernels.gemm.skinny_config import supports_skinny
 from kvbench_kernels.support import Accepted
 
-# Projections that transformers' attention and MLP modules feed with the same tensor, in the order of their
-# calls.
+# Projections that transformers feeds with the same tensor, in the order of their calls.
 SHARED_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 @torch.library.custom_op("kvbench::skinny_linear", mutates_args=())
 def skinny_linear_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [..., K] of few rows, weight [N, K], bias [N] or None -> [..., N]. The torch reference where there is
-    no CUDA."""
+    """x [..., K] of few rows, weight [N, K], bias [N] or None -> [..., N]; this is the torch reference."""
     return F.linear(x, weight, bias)
 
 
@@ -66,8 +63,8 @@ class SkinnyLinear(nn.Linear):
     """nn.Linear whose product with few rows on CUDA is the skinny op.
 
     group: the modules that share this one's input, itself first, on the first of a group only. Its call
-    computes all of them; `ahead` on each of the others is then (input, output) until its own call takes it.
-    Only the very same input tensor takes it: a model that feeds them differently computes each separately."""
+    computes all of them, and `ahead` of the others is (input, output) until their own call with the very same
+    input tensor takes it."""
 
     group: tuple[SkinnyLinear, ...]
     ahead: tuple[Tensor, Tensor] | None
@@ -76,8 +73,8 @@ class SkinnyLinear(nn.Linear):
         ahead, self.ahead = self.ahead, None
         if ahead is not None and ahead[0] is input:
             return ahead[1]
-        # Compiled code always calls the op, which decides when it runs: a choice here would be by the number
-        # of rows, and code that was compiled for any number would be compiled again on either side of it.
+        # Compiled code always calls the op, which decides when it runs: a choice by the number of rows here
+        # would compile the code again on either side of it.
         if not (torch.compiler.is_compiling() and input.is_cuda) and not takes_skinny(input, self.weight):
             return F.linear(input, self.weight, self.bias)
         if len(self.group) < 2:
@@ -93,16 +90,16 @@ def takes_skinny(x: Tensor, weight: Tensor) -> bool:
     """Whether the skinny kernels take F.linear(x, weight), by shapes, dtype and device."""
     if x.device.type != "cuda" or x.dtype != weight.dtype or not weight.is_contiguous():
         return False
-    k = weight.shape[1]
-    rows = x.numel() // k
+    n, k = weight.shape
     dtype = str(x.dtype).removeprefix("torch.")
-    return isinstance(supports_skinny(rows, weight.shape[0], k, dtype), Accepted)
+    return isinstance(supports_skinny(x.numel() // k, n, k, dtype), Accepted)
 
 
 def replace_linears(model: nn.Module, grouped: bool = True) -> int:
-    """Makes every module of `model` that is exactly an nn.Linear a SkinnyLinear, in place; how many those
-    were. grouped: siblings that share their input (q, k, v; gate, up) become one launch. Subclasses of
-    nn.Linear (quantized layers, adapters) stay as they are. Inference only: the ops have no gradient."""
+    """Makes every plain nn.Linear of `model` a SkinnyLinear, in place; returns how many.
+
+    grouped: siblings that share their input (q, k, v; gate, up) become one launch. Subclasses of nn.Linear
+    stay as they are. Inference only: the ops have no gradient."""
     replaced = 0
     for module in list(model.modules()):
         if type(module) is nn.Linear:
@@ -120,7 +117,6 @@ def replace_linears(model: nn.Module, grouped: bool = True) -> int:
 def _group(siblings: list[object]) -> None:
     """Joins siblings that are all SkinnyLinear, with equal columns, and all or none with a bias."""
     linears = [m for m in siblings if isinstance(m, SkinnyLinear)]
-    if len(linears) < len(siblings):
-        return
-    if len({(m.in_features, m.weight.dtype, m.bias is None) for m in linears}) == 1:
+    kinds = {(m.in_features, m.weight.dtype, m.bias is None) for m in linears}
+    if len(linears) == len(siblings) and len(kinds) == 1:
         linears[0].group = tuple(linears)

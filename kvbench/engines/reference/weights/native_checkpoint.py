@@ -1,5 +1,5 @@
-"""A checkpoint whose config names no quantization: nothing in its files may be codes, or a scale that nothing
-reads."""
+"""Checks of a checkpoint whose config names no quantization: its files may hold no codes and no unread
+scale."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvbench.engines.reference.weights.tensor_files import TensorFiles
 from kvbench.errors import KvbenchError
 from kvbench.formats.checkpoint_scales import of_cache, of_other_tower, part_of
 
-# Last parts of names that belong to codes: a number that something has to be multiplied with.
+# Last parts of the names of scales and of other tensors that belong to codes.
 _SCALES = re.compile(
     r"(scale|scales|scale_inv|zero_point|zeros|qweight|qzeros|g_idx|absmax|quant_map|quant_state)(\.|$)"
     r"|_scale_inv$"
@@ -42,9 +42,8 @@ def _coded(name: str, key: str, dtype: str) -> str:
 
 
 def check_unread(name: str, keys: Iterable[object]) -> tuple[str, ...]:
-    """Sentences on `keys`, the tensors of the files that the model does not take; scales of a cache go
-    without, for a cell may read them. KvbenchError for the scale of a weight: without it the numbers that it
-    belongs to mean something else."""
+    """A sentence on `keys`, the tensors that the model does not take. KV cache scales are left out: a cell
+    may read them. KvbenchError for the scale of a weight, without which the weight is wrong."""
     unread = [key for key in sorted(map(str, keys)) if not of_cache(key)]
     if weights := [key for key in unread if _SCALES.search(key)]:
         raise KvbenchError(
@@ -52,13 +51,11 @@ def check_unread(name: str, keys: Iterable[object]) -> tuple[str, ...]:
             "config.json has no quantization_config that says what it scales. Give the checkpoint with its "
             "own config.json, or the unquantized one."
         )
-    if not unread:
-        return ()
-    return (f"The model takes no {unread[0]}{_more(unread)} of the checkpoint's files.",)
+    return (f"The model takes no {unread[0]}{_more(unread)} of the checkpoint's files.",) if unread else ()
 
 
 def unread_cache_scales(keys: Iterable[str], layers: int) -> tuple[str, ...]:
-    """Sentences on the cache scales of a model with `layers` layers that a cell does not read."""
+    """Sentences on the cache scales that a cell does not read; layers: how many the model has."""
     why: dict[str, list[str]] = {}
     for key in sorted(keys):
         part = part_of(key)

@@ -1,5 +1,4 @@
-"""A GGUF file as a transformers folder, made once: loading GGUF takes half a minute, loading the folder a
-second."""
+"""Converts a GGUF file to a transformers folder once: loading GGUF takes 30 s, loading the folder 1 s."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ _MANIFEST = "kvbench.json"
 
 
 def prepared(gguf: Path) -> Path:
-    """Folder in the cache with config.json, model.safetensors (float32, the exact dequantized values),
-    tokenizer files and a manifest. Keyed by the file's sha256 and transformers' version. Safe in several
+    """The folder in the cache, keyed by the file's sha256 and transformers' version: config.json,
+    model.safetensors (float32, the exact dequantized values), tokenizer files and a manifest. Safe in several
     processes at once. Raises KvbenchError when transformers cannot read the file."""
     import transformers
     from filelock import FileLock
@@ -35,9 +34,9 @@ def prepared(gguf: Path) -> Path:
         part = Path(tempfile.mkdtemp(prefix=f".part-{target.name}-", dir=target.parent))
         try:
             _convert(gguf, part)
-            manifest = {"gguf_sha256": sha, "transformers": transformers.__version__, "version": _VERSION,
-                        "weights_sha256": file_sha256(part / "model.safetensors")}  # fmt: skip
-            write_json(part / _MANIFEST, manifest)
+            manifest = {"gguf_sha256": sha, "transformers": transformers.__version__, "version": _VERSION}
+            weights_sha = file_sha256(part / "model.safetensors")
+            write_json(part / _MANIFEST, {**manifest, "weights_sha256": weights_sha})
             shutil.rmtree(target, ignore_errors=True)  # a damaged one
             part.replace(target)
         finally:
@@ -71,8 +70,7 @@ def _convert(gguf: Path, folder: Path) -> None:
             f"transformers cannot read {gguf} ({type(e).__name__}: {e}); give a folder with safetensors "
             "instead."
         ) from e
-    # The values are plain float32 now; with these left on, save_pretrained would write GGUF settings or
-    # refuse.
+    # With these left on, save_pretrained would write GGUF settings or refuse.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None

@@ -1,5 +1,4 @@
-"""Writes a native checkpoint as one whose linear layers are FP8 with block scales: a folder that transformers
-loads too."""
+"""Writes a native checkpoint with its linear layers in FP8 with block scales; transformers can load it."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ SHARD = "5GB"
 
 @dataclass(frozen=True)
 class Written:
-    """converted: names of the FP8 layers. dtype: of everything else. warnings: sentences. Bytes are those of
-    the weights in memory, tied ones once; before: all of them in `dtype`."""
+    """converted: names of the FP8 layers. dtype: of all other weights. Bytes count the weights in memory,
+    tied ones once; before: with every weight in `dtype`."""
 
     model: str
     folder: str
@@ -58,11 +57,11 @@ class Written:
 
 
 def quantize_checkpoint(name: str, out: Path, dtype: str | None = None) -> Written:
-    """Reads the native checkpoint `name` and writes `out`, whole or not at all.
+    """Reads the native checkpoint `name` and writes the folder `out`, completely or not at all.
 
-    dtype: of what stays native; None for the checkpoint's own, bfloat16 where it has none. Codes are made of
-    the values that the checkpoint stores, whatever dtype the rest gets. Raises UsageError for an `out` that
-    is there or cannot be, and for a model without native weights, before anything is loaded."""
+    dtype: of the weights that stay native; None for the checkpoint's own, bfloat16 where it names none. The
+    codes are computed from the stored values, whatever `dtype` is. Raises UsageError, before anything is
+    loaded, for an `out` that exists or cannot be written and for a model without native weights."""
     out = _checked(name, out, dtype)
     own = _own_dtype(name)
     if stored_fp8({"model": name}) is not None:
@@ -84,15 +83,15 @@ def quantize_checkpoint(name: str, out: Path, dtype: str | None = None) -> Writt
 
 
 def _checked(name: str, out: Path, dtype: str | None) -> Path:
-    """`out` as an absolute path, after all checks that need no model."""
+    """`out` as an absolute path, after the checks that need no model."""
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
     kind_of(name)
     if uses_random_weights({"model": name}):
         raise UsageError(
-            f"The model {name} is a config with random weights, of which a checkpoint would say nothing; "
-            "give a folder, a .gguf file, a hub id or smollm2-135m-instruct. A matrix takes it as it is, "
-            "with weights: fp8_block128."
+            f"The model {name} is a config with random weights, so there is nothing to write; give a folder, "
+            "a .gguf file, a hub id or smollm2-135m-instruct. A matrix can quantize it on load, with "
+            "weights: fp8_block128."
         )
     try:
         return _checked_out(name, out)
@@ -122,10 +121,10 @@ def _checked_out(name: str, out: Path) -> Path:
     _check_free(out)
     above = next(p for p in out.parents if os.path.lexists(p))
     for folder in (above, out) if out.exists() else (above,):
-        os.rmdir(tempfile.mkdtemp(dir=folder, prefix=".kvbench-"))  # a mode does not say it of /proc
+        os.rmdir(tempfile.mkdtemp(dir=folder, prefix=".kvbench-"))  # permission bits do not tell of /proc
     if out.exists() and out.stat().st_dev != above.stat().st_dev:
         raise UsageError(
-            f"{out} is a mount point, where nothing can be put at once; give a folder that is in it."
+            f"{out} is a mount point, onto which no folder can be moved; give a folder that is in it."
         )
     return out
 
@@ -137,19 +136,15 @@ def _check_free(out: Path) -> None:
 
 def _own_dtype(name: str) -> str | None:
     """The dtype that the checkpoint's config names; None for a GGUF file, whose values become float32."""
-    kind = kind_of(name)
+    kind, named = kind_of(name), None
     if kind == "folder":
         config = folder_config(Path(name).expanduser())
         named = config.get("dtype") or config.get("torch_dtype")
     elif kind == "hub":
         from transformers import AutoConfig
 
-        try:
+        with suppress(*load_faults()):  # loading says what is wrong
             named = str(AutoConfig.from_pretrained(name).dtype).removeprefix("torch.")
-        except load_faults():
-            return None  # loading says what is wrong
-    else:
-        return None
     return named if isinstance(named, str) and named in DTYPES else None
 
 
@@ -159,28 +154,27 @@ def _bytes(model: nn.Module, dtype: str) -> tuple[int, int]:
     saved = 0
     for module in model.modules():
         if isinstance(module, Fp8Linear):
-            held = (module.weight, module.weight_scale_inv)
             saved += module.weight.numel() * DTYPE_BYTES[dtype]
-            saved -= sum(t.numel() * t.element_size() for t in held)
+            saved -= sum(t.numel() * t.element_size() for t in (module.weight, module.weight_scale_inv))
     return after + saved, after
 
 
 def _write(model: Any, tokenizer: Any, out: Path) -> None:
-    """Writes the folder at once: `out` has its files only when all are on the disk. A killed process leaves a
-    folder next to it, which the next one removes; any other end leaves nothing."""
+    """Writes a folder next to `out` and moves it into place when all files are on the disk. A killed process
+    leaves that folder, and the next one removes it; any other failure leaves nothing."""
     made = [p for p in out.parents if not p.exists()]  # the deepest first
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with _part(out) as part:
             _save(model, tokenizer, part, out)
             for path in [*part.iterdir(), part]:
-                if path.suffix == ".safetensors":  # they come readable by their owner only
+                if path.suffix == ".safetensors":  # safetensors makes them readable by the owner only
                     path.chmod((part / "config.json").stat().st_mode)
                 _sync(path)
             _place(part, out)
     except BaseException as e:
         for path in made:
-            with suppress(OSError):  # another process has put something there
+            with suppress(OSError):  # another process put something there
                 path.rmdir()
         if isinstance(e, OSError):
             raise KvbenchError(_no_room(out, e.strerror or str(e))) from e
@@ -188,9 +182,8 @@ def _write(model: Any, tokenizer: Any, out: Path) -> None:
 
 
 def _no_room(out: Path, why: str) -> str:
-    return (
-        f"{out} could not be written ({why}); nothing was left of it. Fix it and run the same command again."
-    )
+    advice = "nothing was left of it. Fix it and run the same command again."
+    return f"{out} could not be written ({why}); {advice}"
 
 
 @contextmanager
@@ -198,8 +191,11 @@ def _part(out: Path) -> Iterator[Path]:
     """A new folder next to `out`, removed at the end. Removes those of killed processes first."""
     for left in out.parent.iterdir():
         prefix, _, pid = left.name.rpartition("-")
-        if prefix == f"{out.name}.part" and pid.isdecimal() and left.is_dir() and not left.is_symlink():
-            _remove_left(left, int(pid))
+        if prefix != f"{out.name}.part" or not pid.isdecimal() or left.is_symlink() or not left.is_dir():
+            continue
+        if int(pid) == os.getpid() or not Path("/proc", pid).exists():
+            with suppress(OSError), _locked(left):  # locked: by a process of another container
+                shutil.rmtree(left, ignore_errors=True)
     part = out.with_name(f"{out.name}.part-{os.getpid()}")
     part.mkdir()
     try:
@@ -209,22 +205,9 @@ def _part(out: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _remove_left(left: Path, pid: int) -> None:
-    if pid != os.getpid():
-        try:
-            os.kill(pid, 0)
-            return  # it still runs
-        except PermissionError:
-            return
-        except (ProcessLookupError, OverflowError):
-            pass
-    with suppress(OSError), _locked(left):  # a process of another container has a number that is unknown here
-        shutil.rmtree(left, ignore_errors=True)
-
-
 @contextmanager
 def _locked(folder: Path, required: bool = True) -> Iterator[None]:
-    """required: raises OSError while another process has it, and where the file system locks no folders."""
+    """required: raises OSError while another process holds the lock, and on file systems without locks."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -252,9 +235,7 @@ def _save(model: Any, tokenizer: Any, part: Path, out: Path) -> None:
         ) from e
     except OSError:
         raise
-    except (
-        Exception
-    ) as e:  # a full disk: a SafetensorError of the weights, of the tokenizer no more than this
+    except Exception as e:  # a full disk: SafetensorError from the weights, Exception from the tokenizer
         raise KvbenchError(_no_room(out, str(e))) from e
 
 
@@ -288,7 +269,7 @@ def _sync(path: Path) -> None:
 
 
 def _ragged(model: nn.Module, converted: tuple[str, ...]) -> tuple[str, ...]:
-    """transformers 5.24 without a GPU divides a dimension evenly: 192 columns become 96 and 96."""
+    """A warning on ragged blocks: transformers 5.24 without a GPU splits 192 columns into 96 and 96."""
     tails = {
         size: name
         for name in reversed(converted)
@@ -300,6 +281,6 @@ def _ragged(model: nn.Module, converted: tuple[str, ...]) -> tuple[str, ...]:
     shown = ", ".join(f"{size} of {name}" for size, name in sorted(tails.items()))
     return (
         f"Dimensions above {BLOCK[0]} that are no multiple of it ({shown}) end in a smaller block. kvbench "
-        "reads them so; transformers, where it dequantizes for want of a GPU, takes all blocks for equal: "
-        "it refuses the folder, or reads wrong values silently.",
+        "reads them correctly. transformers without a GPU assumes equal blocks: it refuses the folder, or "
+        "silently reads wrong values.",
     )

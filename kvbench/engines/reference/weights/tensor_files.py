@@ -4,6 +4,7 @@ asked for."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from kvbench.models.source import weight_files
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor as the file's header has it; `file` is open while its `TensorFiles` is."""
+    """A tensor as the file's header describes it; `file` is open while its `TensorFiles` is."""
 
     file: Any
     dtype: str
@@ -26,7 +27,7 @@ class Stored:
 
 
 class TensorFiles:
-    """Used in a `with`. Tensors come to `device` one by one; on a CPU they are views of the mapped file."""
+    """Use it in a `with`. Tensors are read one by one; on a CPU they are views of the mapped file."""
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self._folder, self._device = folder, device
@@ -51,7 +52,7 @@ class TensorFiles:
         self._stack.close()
 
     def ignore(self, patterns: list[str]) -> None:
-        """Drop tensors whose names match: parts that the model class says it does not load."""
+        """Drop the tensors whose names match a pattern."""
         self.stored = {k: s for k, s in self.stored.items() if not any(re.search(p, k) for p in patterns)}
 
     def read(self, key: str) -> Tensor:
@@ -61,3 +62,17 @@ class TensorFiles:
     def fp8(self) -> list[str]:
         """Names of the tensors that are 8-bit floats of any kind, block scales of one byte aside."""
         return [k for k, s in self.stored.items() if s.dtype.startswith("F8") and s.dtype != "F8_E8M0"]
+
+
+def check_finite(name: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Raises KvbenchError for a weight that is NaN or infinite, naming tensor and index."""
+    for key, tensor in tensors:
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        if all(bound.isfinite() for bound in tensor.aminmax()):  # no mask as large as the tensor
+            continue
+        at = (~tensor.isfinite()).nonzero()[0].tolist()
+        raise KvbenchError(
+            f"The tensor {key} of the checkpoint {name} holds {tensor[tuple(at)].item()} at index {at}; no "
+            "result on such weights means anything. Fetch the checkpoint again, or export it again."
+        )
