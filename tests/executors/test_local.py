@@ -76,6 +76,7 @@ def test_a_segfault_is_an_error_of_its_cell_and_the_others_go_on(
     assert "ended as error: The process of kv_format=native was ended by signal 11" in result.output
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_before_its_first_task_leaves_an_error_for_each(
     matrix: Path, tmp_path: Path, kvbench: Run, broken: Callable[[str, str], None]
 ) -> None:
