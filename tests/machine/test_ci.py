@@ -39,7 +39,7 @@ NO_GPU = {
 
 
 @pytest.mark.parametrize("ci", [None, "", "false", "0", "True", "1", "woodpecker"])
-def test_who_says_that_this_is_ci(ci: str | None) -> None:
+def test_who_says_that_this_is_ci(ci):
     environ, found = ({} if ci is None else {"CI": ci}), ci in ("True", "1", "woodpecker")
     assert in_ci(environ) == found
     assert device_required(None, environ) == found
@@ -67,7 +67,7 @@ def stored(tmp_path: Path) -> RunDir:
 
 @pytest.mark.parametrize(("required", "status", "code"), [(False, "not_evaluated", 3), (True, "fail", 1)])
 @pytest.mark.parametrize("without", [("cand",), ("base", "cand")])
-def test_a_missing_device(without: tuple[str, ...], required: bool, status: str, code: int) -> None:
+def test_a_missing_device(without, required, status, code):
     run = made(without)
     verdict = evaluate(None, run.run, derive(run.run), required)
     assert verdict.exit_code == code
@@ -84,7 +84,7 @@ def test_a_missing_device(without: tuple[str, ...], required: bool, status: str,
 
 
 @pytest.mark.parametrize("required", [False, True])
-def test_with_the_device_or_with_another_refusal_there_is_no_such_check(required: bool) -> None:
+def test_with_the_device_or_with_another_refusal_there_is_no_such_check(required):
     run = made(())
     verdict = evaluate(None, run.run, derive(run.run), required)
     assert verdict.exit_code == 0
@@ -107,9 +107,7 @@ def test_with_the_device_or_with_another_refusal_there_is_no_such_check(required
         ((), {"CI": "true", "KVBENCH_REQUIRE_GPU": "0"}, 3),
     ],
 )
-def test_skipped_here_and_failed_in_ci(
-    stored: RunDir, words: tuple[str, ...], environ: dict[str, str], code: int
-) -> None:
+def test_skipped_here_and_failed_in_ci(stored, words, environ, code):
     result = CliRunner().invoke(app, ["gate", str(stored.path), *words], env=environ)
     assert result.exit_code == code, result.output
     assert "this machine has none" in result.output
@@ -121,7 +119,7 @@ def test_skipped_here_and_failed_in_ci(
 GITHUB = {"CI": "true", "GITHUB_ACTIONS": "true"}
 
 
-def test_annotations_of_a_gate_go_to_stderr_and_json_stays_whole(stored: RunDir, tmp_path: Path) -> None:
+def test_annotations_of_a_gate_go_to_stderr_and_json_stays_whole(stored, tmp_path):
     summary = tmp_path / "summary.md"
     environ = {**GITHUB, "GITHUB_STEP_SUMMARY": str(summary)}
     result = CliRunner().invoke(app, ["gate", str(stored.path), "--json"], env=environ)
@@ -135,7 +133,7 @@ def test_annotations_of_a_gate_go_to_stderr_and_json_stays_whole(stored: RunDir,
     assert (result.exit_code, result.stderr, summary.exists()) == (0, "", False)
 
 
-def test_quiet_is_the_verdict_and_the_paths(stored: RunDir) -> None:
+def test_quiet_is_the_verdict_and_the_paths(stored):
     for word in ("--quiet", "-q"):
         result = CliRunner().invoke(app, ["gate", str(stored.path), word])
         first, *paths = result.stdout.splitlines()
@@ -144,7 +142,7 @@ def test_quiet_is_the_verdict_and_the_paths(stored: RunDir) -> None:
         assert result.stderr == ""
 
 
-def test_no_earlier_junit_stands_for_an_error(stored: RunDir, tmp_path: Path) -> None:
+def test_no_earlier_junit_stands_for_an_error(stored, tmp_path):
     (tmp_path / "bad.yaml").write_text("checks: [{metric: nonsense}]")
     gate = ["gate", str(stored.path)]
     assert CliRunner().invoke(app, gate).exit_code == 3
@@ -153,7 +151,7 @@ def test_no_earlier_junit_stands_for_an_error(stored: RunDir, tmp_path: Path) ->
     assert not stored.junit_path.exists()
 
 
-def test_an_interrupted_run_leaves_no_earlier_junit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_leaves_no_earlier_junit(tmp_path, monkeypatch):
     axes = "axes: {kv_format: [native]}\nengine: {device: cpu}\nrunners: {storage: {}}\n"
     (tmp_path / "m.yaml").write_text(f"name: m\nmodel: {{source: tiny-llama, weights: random}}\n{axes}")
     out = tmp_path / "out"
@@ -177,9 +175,7 @@ def test_an_interrupted_run_leaves_no_earlier_junit(tmp_path: Path, monkeypatch:
         ({"TERM": "xterm", "CI": "true"}, {"quiet": True}, Silent),
     ],
 )
-def test_a_bar_only_where_it_can_move(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], words: dict[str, bool], kind: type
-) -> None:
+def test_a_bar_only_where_it_can_move(monkeypatch, environ, words, kind):
     for name in ("TERM", "CI"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
@@ -191,7 +187,7 @@ def test_a_bar_only_where_it_can_move(
 
 
 @pytest.mark.parametrize("kind", [Silent, Lines])
-def test_a_silent_watcher_says_nothing(kind: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_silent_watcher_says_nothing(kind, capsys):
     record, each = made(()).records[0], kind()
     task = Task(record.key, "storage", "", record.spec, {}, ("cell",), None)
     each.start(Plan((task,), (task,)))
@@ -225,7 +221,7 @@ def on_terminal(words: list[str], environ: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("words", [["gate", "RUN"], ["run", "--help"], ["gate", "--nonsense"]], ids=" ".join)
-def test_a_terminal_gets_colours_unless_it_says_no(stored: RunDir, words: list[str]) -> None:
+def test_a_terminal_gets_colours_unless_it_says_no(stored, words):
     """Verdicts have colours; help and usage errors are plain text everywhere."""
     coloured = "RUN" in words
     words = [str(stored.path) if word == "RUN" else word for word in words]
@@ -240,7 +236,7 @@ WORKFLOW: dict[Any, Any] = yaml.safe_load(
 STEPS = WORKFLOW["jobs"]["gate"]["steps"]
 
 
-def test_the_workflow_runs_commands_that_exist_on_files_that_exist() -> None:
+def test_the_workflow_runs_commands_that_exist_on_files_that_exist():
     lines = "\n".join(step.get("run", "") for step in STEPS).replace("\\\n", " ").splitlines()
     found = [
         shlex.split(line, comments=True)[1:] for line in map(str.strip, lines) if line.startswith("kvbench ")
@@ -253,7 +249,7 @@ def test_the_workflow_runs_commands_that_exist_on_files_that_exist() -> None:
         assert (ROOT / words[1]).is_file()
 
 
-def test_the_workflow_keeps_the_exit_code_and_the_report(stored: RunDir) -> None:
+def test_the_workflow_keeps_the_exit_code_and_the_report(stored):
     text = json.dumps(STEPS)
     assert not [word for word in ("|| true", "continue-on-error", "| tee") if word in text]
     run = next(step for step in STEPS if "kvbench run" in step.get("run", ""))
@@ -272,7 +268,7 @@ def test_the_workflow_keeps_the_exit_code_and_the_report(stored: RunDir) -> None
     assert WORKFLOW["jobs"]["gate"]["env"]["KVBENCH_CACHE_DIR"].endswith(f"/{cache}")
 
 
-def test_the_workflow_is_a_workflow() -> None:
+def test_the_workflow_is_a_workflow():
     on = WORKFLOW.get(True, WORKFLOW.get("on"))  # YAML 1.1 reads `on` as true
     assert set(on) == {"pull_request", "workflow_dispatch"}
     assert WORKFLOW["permissions"] == {"contents": "read"}
@@ -282,7 +278,7 @@ def test_the_workflow_is_a_workflow() -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]])
-def test_no_junit_stands_beside_a_result_that_could_not_be_printed(stored: RunDir, words: list[str]) -> None:
+def test_no_junit_stands_beside_a_result_that_could_not_be_printed(stored, words):
     """Of a pass: the exit code is another one then, and a green suite would say something else."""
     call = [sys.executable, "-m", "kvbench", "gate", str(stored.path), *words]
     with open("/dev/full", "w") as full:
@@ -294,7 +290,7 @@ def test_no_junit_stands_beside_a_result_that_could_not_be_printed(stored: RunDi
 
 
 @pytest.mark.slow
-def test_a_stream_that_holds_ascii_only_shows_escapes(stored: RunDir, tmp_path: Path) -> None:
+def test_a_stream_that_holds_ascii_only_shows_escapes(stored, tmp_path):
     plain = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     manifest = stored.manifest()
     first, second = manifest.cells

@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from kvbench.machine.host import host, source_digest
 GPU = {"name": "GPU", "memory_bytes": 1, "compute_capability": "9.0", "driver": "1"}
 
 
-def test_host_is_json_and_names_the_machine_but_not_in_the_identity() -> None:
+def test_host_is_json_and_names_the_machine_but_not_in_the_identity():
     facts = host()
     assert json.loads(json.dumps(facts.environment))["host"] == socket.gethostname()
     assert socket.gethostname() not in facts.identity.values()
@@ -43,7 +42,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [Path(shutil.copytree(root, folder / root.name, ignore=ignore)) for root in environment._roots()]
 
 
-MEASURES = (
+MEASURES = [
     "kvbench/formats/kv.py",
     "kvbench/models/source.py",
     "kvbench/data/corpora.py",
@@ -57,7 +56,7 @@ MEASURES = (
     "kvbench/machine/device_state.py",
     "kvbench_kernels/kv/quantize.py",
     "kvbench_kernels/gemm/w8a8.py",
-)
+]
 READS = [
     "kvbench/cli/main.py",
     "kvbench/cli/reference.py",
@@ -78,9 +77,7 @@ READS = [
 @pytest.mark.parametrize(
     ("name", "stale"), [*((name, True) for name in MEASURES), *((name, False) for name in READS)]
 )
-def test_an_edit_of_what_measures_makes_stored_results_stale_and_no_other(
-    roots: list[Path], name: str, stale: bool
-) -> None:
+def test_an_edit_of_what_measures_makes_stored_results_stale_and_no_other(roots, name, stale):
     everything, measuring = source_digest(roots=roots), source_digest(measuring_only=True, roots=roots)
     path = roots[0].parent / name
     text = path.read_text(encoding="utf-8")
@@ -93,7 +90,7 @@ def test_an_edit_of_what_measures_makes_stored_results_stale_and_no_other(
     assert source_digest(measuring_only=True, roots=roots) == measuring
 
 
-def test_what_measures_is_there_and_is_looked_at_by_folder(roots: list[Path]) -> None:
+def test_what_measures_is_there_and_is_looked_at_by_folder(roots):
     assert all((roots[0] / name).exists() for name in environment.MEASURING)
     before = source_digest(measuring_only=True, roots=roots)
     (roots[0] / "data_page.py").write_text("x = 1\n")  # a name that only begins like a measuring package
@@ -115,7 +112,7 @@ def test_what_measures_is_there_and_is_looked_at_by_folder(roots: list[Path]) ->
         ],
     ],
 )
-def test_cuda_visible_devices(chosen: str | None, expected: list[int], monkeypatch: Any) -> None:
+def test_cuda_visible_devices(chosen, expected, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen or "")
     if chosen is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -132,15 +129,13 @@ def test_cuda_visible_devices(chosen: str | None, expected: list[int], monkeypat
         ([], "2.13.0", "cpu", "no driver"),
     ],
 )
-def test_device_needs_a_gpu_and_a_torch_that_can_use_it(
-    gpus: list[dict[str, object]], torch: str | None, device: str, reason: str
-) -> None:
+def test_device_needs_a_gpu_and_a_torch_that_can_use_it(gpus, torch, device, reason):
     found, why = environment._device(gpus, "no driver", torch)
     assert found == device
     assert reason in why
 
 
-def test_a11_t3_the_interpreter_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a11_t3_the_interpreter_is_part_of_the_identity(monkeypatch):
     """Also with a GPU, where the device's name is that of compiled records."""
     found = set()
     for value in ("1", "0"):
