@@ -163,9 +163,7 @@ def test_auto_takes_the_best_backend_that_can_run_and_is_no_fallback(
 ):
     request = replace(REQUEST, backend="auto", device=device, interpreter=interpreter, fallback=fallback)
     decision = resolve(request, model)
-    choice = decision.backend
-    assert (choice.requested, choice.resolved, choice.reason) == ("auto", resolved, reason)
-    assert choice.rejected == rejected
+    assert decision.backend == Choice("auto", resolved, reason, rejected, decision.backend.sentence)
     assert decision.kv_format == Choice("int8_sym", "int8_sym", "requested", (), "It runs as asked.")
     assert not decision.fell_back
 
