@@ -1,7 +1,5 @@
 """The figures of a page: each a drawing, its caption and its numbers. Drill-downs are numbers alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

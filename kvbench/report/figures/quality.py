@@ -1,7 +1,5 @@
 """The data of the figures of quality, from rows and records: KLD, agreement, health, layers, scales."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The four answers about a candidate format: is it running, safe, worth it, what would change the verdict."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import isfinite, isinf

@@ -5,8 +5,6 @@ What was not measured stays "not measured"; a result on part of the data, or one
 presented as more than that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 A cell has one decision and one piece of evidence a task; here they are combined, and the worst counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -141,10 +139,8 @@ class Proof:
 
 
 def proofs(run: JudgedRun, lines: Sequence[PrecisionLine]) -> tuple[Proof, ...]:
-    where: dict[tuple[str, tuple[ChoiceLine, ...], tuple[LevelLine, ...]], list[str]] = {}
-    for line in lines:
-        where.setdefault((line.state, line.choices, line.levels), []).extend(line.label.cells)
-    return tuple(Proof(run.labels.places(cells), *key) for key, cells in where.items())
+    keys = (((line.state, line.choices, line.levels), line.label.cells) for line in lines)
+    return tuple(Proof(where, *key) for key, where in run.gathered(keys))
 
 
 def precision_lines(run: JudgedRun) -> tuple[PrecisionLine, ...]:
