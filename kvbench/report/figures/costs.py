@@ -245,7 +245,6 @@ def product_times(run: JudgedRun) -> tuple[ProductTimes, ...]:
                 if row.get("us")
             )
             warm = one_line(str(product.get("timed_with") or ""), 300)
-            found.append(
-                ProductTimes(name, n, k, rows, weight_bytes(fmt, n, k, "bfloat16").total, warm, dropped)
-            )
+            size = weight_bytes(fmt, n, k, "bfloat16").total
+            found.append(ProductTimes(name, n, k, rows, size, warm, dropped))
     return tuple(found)

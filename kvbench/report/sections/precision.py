@@ -118,13 +118,9 @@ def grouped(run: JudgedRun, lines: Sequence[PrecisionLine]) -> tuple[PrecisionGr
     for same in groups.values():
         reads = {read for line in same for read in line.reads}  # each once however many cells share it
         tokens, quantized = sum(n for _, n, _ in reads), sum(n for _, _, n in reads)
-        share = (
-            f"{quantized:,} of {tokens:,} tokens ({100 * quantized / tokens:.4g}%)"
-            if tokens
-            else NOT_MEASURED
-        )
+        text = f"{quantized:,} of {tokens:,} tokens ({100 * quantized / max(1, tokens):.4g}%)"
         where = run.labels.places([cell for line in same for cell in line.label.cells])
-        found.append(PrecisionGroup(where, same[0], share))
+        found.append(PrecisionGroup(where, same[0], text if tokens else NOT_MEASURED))
     return tuple(found)
 
 
