@@ -1,4 +1,4 @@
-"""KV cache scales in a checkpoint's own files: their names, their format and their values. No torch here.
+"""Headers of safetensors files, and the KV cache scales in a checkpoint's own files. No torch here.
 
 Exporters write one number per layer and side. It is for E4M3, amax / 448, unless the config's
 `kv_cache_scheme` names another format.
@@ -6,6 +6,7 @@ Exporters write one number per layer and side. It is for E4M3, amax / 448, unles
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import struct
@@ -15,12 +16,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import Refused
+from kvbench.errors import Refused, UsageError
 from kvbench.formats.kv import LARGEST, SMALLEST
-from kvbench.formats.safetensors_header import FETCH_AGAIN, Header, read_headers
 
 SCHEME = "kv_cache_scheme"
 UNUSABLE = "checkpoint_scale_unusable"
+FETCH_AGAIN = "fetch the checkpoint again, or export it again"
 
 # Prefixes of `layers.N.` in the language model. Layers under another prefix belong to another tower
 # (vision_tower., draft.).
@@ -76,6 +77,43 @@ _CACHE_ONLY: dict[str, tuple[Any, ...]] = {
 _CACHE_ONLY_IGNORED = dict.fromkeys(
     (SCHEME, "format", "ignore", "quantization_status", "global_compression_ratio", "version")
 )
+
+
+@dataclass(frozen=True)
+class Header:
+    """One tensor: its dtype as safetensors writes it ("BF16"), and its bytes in `file`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    end: int
+
+    def content(self) -> bytes:
+        with self.file.open("rb") as file:
+            file.seek(self.start)
+            return file.read(self.end - self.start)
+
+
+def read_headers(files: Sequence[Path]) -> dict[str, Header]:
+    """Tensors by name. Raises UsageError for an incomplete file."""
+    found: dict[str, Header] = {}
+    for path in files:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            try:
+                header = json.loads(file.read(length) if length < size else b"")
+                header.pop("__metadata__", None)
+                for key, entry in header.items():
+                    start, end = (8 + length + at for at in entry["data_offsets"])
+                    found[key] = Header(entry["dtype"], tuple(entry["shape"]), path, start, end)
+                last = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+                last = -1
+        if 8 + length + last != size:
+            raise UsageError(f"{path} is not a complete safetensors file; {FETCH_AGAIN}.")
+    return found
 
 
 @dataclass(frozen=True)

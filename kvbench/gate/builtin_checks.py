@@ -1,8 +1,5 @@
 """Checks that always run, after precision and before a gate's own: missing results, impossible values, scores
-without signal.
-"""
-
-from __future__ import annotations
+without signal."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isclose, isfinite, isnan
@@ -32,70 +29,49 @@ _DEVICE_FAILS = "In CI, or with --require-device, that fails; --no-require-devic
 _BUSY = " If other programs used the machine, measure more: --set runners.latency.repeats=10."
 
 
-def _of_cells(
-    check: str,
-    reason: str,
-    status: str,
-    cells: Sequence[str],
-    sentence: str,
-    row: Row | None = None,
-    **more: Any,
+def _of_task(run: Run, task: Task, check: str, status: str, reason: str, words: str, **more: Any) -> Outcome:
+    """words: what follows the task's name in the sentence."""
+    sentence = f"{task.title} on {some(task.cells, run.names)}{words}"
+    return Outcome(check, status, reason, sentence, task.cells, variant=task.variant, **more)
+
+
+def _impossible(
+    run: Run, row: Row, cells: tuple[str, ...], value: float, reason: str, limit: str, why: str
 ) -> Outcome:
-    """An outcome on cells that share a task; row: the value that it is about, or None."""
-    metric, variant, value = (
-        (row.metric, row.variant, row.value) if row else ("", more.pop("variant", ""), None)
-    )
-    limit = more.pop("limit", "")
-    return Outcome(
-        check,
-        metric,
-        cells[0],
-        variant,
-        status,
-        value,
-        limit,
-        sentence,
-        cells=tuple(cells),
-        reason=reason,
-        **more,
-    )
+    what = f"{label(row)} on {some(cells, run.names)} is {row.unit.text(value)}"
+    sentence = f"{what}, which is impossible: {why}"
+    return Outcome("plausible", FAIL, reason, sentence, cells, row.metric, row.variant, value, limit)
 
 
 def merged_differences(run: Run) -> Iterator[Outcome]:
     """An inconclusive outcome for each task of a merged run with different results in its sources."""
     for difference in run.manifest.merged.differences if run.manifest.merged else ():
-        sentence = (
-            f"{difference} It is unknown which is right: measure it again (--rerun all) and merge again."
-        )
-        yield Outcome(
-            "merge",
-            "",
-            None,
-            "",
-            INCONCLUSIVE,
-            None,
-            "copies of a task agree",
-            sentence,
-            reason="differing_copies",
-        )
+        remedy = "It is unknown which is right: measure it again (--rerun all) and merge again."
+        limit = "copies of a task agree"
+        yield Outcome("merge", INCONCLUSIVE, "differing_copies", f"{difference} {remedy}", limit=limit)
 
 
 def missing_device(run: Run, required: bool) -> Iterator[Outcome]:
-    """One outcome where cells ask for a device that the machine lacks: not evaluated, or a failure where it
-    is `required`.
-    """
+    """One outcome where cells ask for a device that the machine lacks; a failure where it is `required`."""
     lacking = [(record, task) for record, task in run.done() if _no_device(record)]
     cells = tuple(dict.fromkeys(cell for _, task in lacking for cell in task.cells))
     if cells:
         error = (lacking[0][0].error or {})["message"]
-        then = _DEVICE_FAILS if required else _DEVICE_SKIPPED
+        status, then = (FAIL, _DEVICE_FAILS) if required else (NOT_EVALUATED, _DEVICE_SKIPPED)
         sentence = f"{len(cells)} of {len(run.cells)} cells could not run: {error} {then}"
-        status = FAIL if required else NOT_EVALUATED
-        yield _of_cells(DEVICE, "no_device", status, cells, sentence, limit="the device is available")
+        yield Outcome(DEVICE, status, "no_device", sentence, cells, limit="the device is available")
 
 
 def _no_device(record: Record | None) -> bool:
     return record is not None and record.status == REFUSED and (record.error or {}).get("reason") == NO_DEVICE
+
+
+_TASK_CHECKS = {
+    ERROR: ("cell error", "error"),
+    REFUSED: ("refused", "refused"),
+    NOT_AVAILABLE: ("not available", "not_available"),
+    "not run": ("not run", "not_run"),
+}
 
 
 def failed_tasks(run: Run) -> Iterator[Outcome]:
@@ -109,23 +85,10 @@ def failed_tasks(run: Run) -> Iterator[Outcome]:
         status = record.status if record else "not run"
         error = (record.error or {}) if record else {}
         detail = {ERROR: error.get("type"), REFUSED: error.get("reason")}.get(status)
-        message = problem(record, run.manifest.not_run) + (f" ({detail})" if detail else "")
-        check, reason = _TASK_CHECKS[status]
-        if _no_device(record):
-            check, reason = SKIPPED, "no_device"
+        words = f": {problem(record, run.manifest.not_run)}" + (f" ({detail})" if detail else "")
+        check, reason = (SKIPPED, "no_device") if _no_device(record) else _TASK_CHECKS[status]
         required = status != NOT_AVAILABLE and (share is None or task.key in share.tasks)
-        sentence = f"{_on(task, run)}: {message}"
-        yield _of_cells(
-            check, reason, NOT_EVALUATED, task.cells, sentence, variant=task.variant, required=required
-        )
-
-
-_TASK_CHECKS = {
-    ERROR: ("cell error", "error"),
-    REFUSED: ("refused", "refused"),
-    NOT_AVAILABLE: ("not available", "not_available"),
-    "not run": ("not run", "not_run"),
-}
+        yield _of_task(run, task, check, NOT_EVALUATED, reason, words, required=required)
 
 
 def empty_results(run: Run, rows: Sequence[Row]) -> Iterator[Outcome]:
@@ -141,10 +104,8 @@ def empty_results(run: Run, rows: Sequence[Row]) -> Iterator[Outcome]:
         at = (task.cells[0], task.runner, task.variant)
         if record.status == OK and at not in valued:
             why = notes.get(at, "").rstrip(".") or "its record holds no sample"
-            sentence = f"{_on(task, run)} gives no value of any metric: {why}."
-            yield _of_cells(
-                "no result", "no_result", NOT_EVALUATED, task.cells, sentence, variant=task.variant
-            )
+            words = f" gives no value of any metric: {why}."
+            yield _of_task(run, task, "no result", NOT_EVALUATED, "no_result", words)
 
 
 def implausible_values(run: Run, rows: Sequence[Row]) -> Iterator[Outcome]:
@@ -156,7 +117,7 @@ def implausible_values(run: Run, rows: Sequence[Row]) -> Iterator[Outcome]:
     yield from broken
     if measured and not broken:
         sentence = f"all {len(measured)} measured values are finite and possible."
-        yield Outcome("plausible", "", None, "", PASS, None, "", sentence, reason="plausible")
+        yield Outcome("plausible", PASS, "plausible", sentence)
     yield from confounded(run, rows)
 
 
@@ -165,15 +126,10 @@ def _out_of_range(run: Run, measured: Iterable[tuple[Row, tuple[str, ...]]]) -> 
         metric = METRICS[row.metric]
         if row.value is not None and implausible(metric, row.value):
             low, high = metric.range
-            limit = f"within [{low:g}, {high:g}]"
-            note = f" ({row.note})" if row.note else ""
+            limit, note = f"within [{low:g}, {high:g}]", f" ({row.note})" if row.note else ""
             more = _BUSY if metric.runner == "latency" and metric.unit is RATIO else ""
-            sentence = (
-                f"{label(row)} on {some(cells, run.names)} is {row.unit.text(row.value)}, which is "
-                "impossible: a possible "
-                f"value lies {limit}{note}.{more}"
-            )
-            yield _of_cells("plausible", "implausible", FAIL, cells, sentence, row, limit=limit)
+            why = f"a possible value lies {limit}{note}.{more}"
+            yield _impossible(run, row, cells, row.value, "implausible", limit, why)
 
 
 # metric: (what it must equal, from the other values of its cell and the cell's keys; in words).
@@ -183,9 +139,9 @@ IDENTITIES: dict[str, tuple[Callable[[Values, Mapping[str, Any]], float], str]] 
         lambda v, spec: spec["batch"] * spec["context"] * 1e3 / v["ttft_ms"],
         "batch x context / TTFT",
     ),
-    "kv_bytes_total": (lambda v, spec: v["kv_bytes_payload"] + v["kv_bytes_scales"], "payload plus scales"),
+    "kv_bytes_total": (lambda v, _: v["kv_bytes_payload"] + v["kv_bytes_scales"], "payload plus scales"),
     "weight_bytes": (
-        lambda v, spec: v["weight_payload_bytes"] + v["weight_scale_bytes"] + v["weight_native_bytes"],
+        lambda v, _: v["weight_payload_bytes"] + v["weight_scale_bytes"] + v["weight_native_bytes"],
         "codes plus scales plus native rest",
     ),
 }
@@ -199,24 +155,18 @@ def broken_identities(run: Run, rows: Sequence[Row]) -> Iterator[Outcome]:
             values.setdefault((row.cell, row.variant), {})[row.metric] = row.value
     for row, cells in by_task(run, [row for row in rows if row.metric in IDENTITIES]):
         compute, words = IDENTITIES[row.metric]
+        of_cell = values.get((row.cell, row.variant), {})
         try:
-            expected = compute(values[row.cell, row.variant], run.cell(row.cell).spec)
+            value, expected = of_cell[row.metric], compute(of_cell, run.cell(row.cell).spec)
         except (KeyError, ZeroDivisionError):
             continue  # a part was not measured, or is 0 and implausible itself
-        if row.value is not None and isfinite(row.value) and not isclose(row.value, expected, rel_tol=1e-9):
-            unit = "" if row.unit is not BYTES else " in total"
-            sentence = (
-                f"{label(row)} on {some(cells, run.names)} is {row.unit.text(row.value)}, which is "
-                f"impossible: {words} is "
-                f"{row.unit.text(expected)}{unit}."
-            )
-            yield _of_cells("plausible", "identity", FAIL, cells, sentence, row, limit=f"equal to {words}")
+        if not isclose(value, expected, rel_tol=1e-9):
+            why = f"{words} is {row.unit.text(expected)}{' in total' if row.unit is BYTES else ''}."
+            yield _impossible(run, row, cells, value, "identity", f"equal to {words}", why)
 
 
 def impossible_sides(run: Run) -> Iterator[Outcome]:
-    """A failure for each health task whose layers and sides its store did not hold
-    (`metrics.health.faults`).
-    """
+    """A failure for each health task whose layers and sides its store did not hold."""
     for record, task in run.done():
         if record.status != OK or task.runner != "health":
             continue
@@ -224,17 +174,13 @@ def impossible_sides(run: Run) -> Iterator[Outcome]:
         stored = next((level["facts"] for level in levels if level["name"] == "E1"), None) or {}
         faults = list(health.faults(record, stored.get("layers")))
         if faults:
-            sentence = f"{_on(task, run)} lists impossible layers or sides: {faults[0]}{and_more(faults)}."
+            words = f" lists impossible layers or sides: {faults[0]}{and_more(faults)}."
             limit = "K and V of each layer once"
-            yield _of_cells(
-                "plausible", "impossible_sides", FAIL, task.cells, sentence, variant=task.variant, limit=limit
-            )
+            yield _of_task(run, task, "plausible", FAIL, "impossible_sides", words, limit=limit)
 
 
 def confounded(run: Run, rows: Sequence[Row]) -> Iterator[Outcome]:
-    """One inconclusive outcome per line of ITL over the context that gains more than its bytes allow, on all
-    of its cells.
-    """
+    """One inconclusive outcome per line of ITL over the context that gains more than its bytes allow."""
     lines: dict[tuple[float, float | None, float | None, str], list[Row]] = {}
     for row in rows:
         if row.metric != "itl_slope_to_bytes" or row.value is None:
@@ -242,15 +188,15 @@ def confounded(run: Run, rows: Sequence[Row]) -> Iterator[Outcome]:
         if row.value < SLACK and (row.high is None or row.high < 1):
             lines.setdefault((row.value, row.low, row.high, row.note), []).append(row)
     for (value, low, high, note), found in lines.items():
-        cells = [row.cell for row in found]
+        row, cells = found[0], tuple(row.cell for row in found)
         interval = "" if low is None or high is None else f" (95% interval {low:.6g} to {high:.6g})"
         sentence = (
-            f"itl_slope_to_bytes on {some(cells, run.names)} is {value:.6g}{interval}: a token of context "
-            "costs less time "
-            f"than its bytes allow, so something besides the format changed. {note[:1].upper()}{note[1:]}."
+            f"{row.metric} on {some(cells, run.names)} is {value:.6g}{interval}: a token of context costs "
+            "less time than its bytes allow, so something besides the format changed. "
+            f"{note[:1].upper()}{note[1:]}."
         )
-        row, limit = found[0], f"at least {SLACK}"
-        yield _of_cells("confounded", "confounded", INCONCLUSIVE, cells, sentence, row, limit=limit)
+        of = (row.metric, row.variant, value, f"at least {SLACK}")
+        yield Outcome("confounded", INCONCLUSIVE, "confounded", sentence, cells, *of)
 
 
 def degenerate_scores(run: Run) -> Iterator[Outcome]:
@@ -261,13 +207,14 @@ def degenerate_scores(run: Run) -> Iterator[Outcome]:
     choice although the answers differ, a failure if the baseline's picks differ or there are `PLENTY`
     questions; else inconclusive, because a weak model may prefer one letter.
     """
+    finders = {"mcq": _same_scores, "perplexity": _same_loss}
     for record, task in run.done():
-        find = _DEGENERATE.get(task.runner)
-        if record.status != OK or find is None:
+        if record.status != OK or task.runner not in finders:
             continue
-        status, reason, fault = FAIL, "no_signal", find(record.samples)
-        picks = _picks(record.samples) if task.runner == "mcq" and not fault else []
-        if len(picks) >= MANY and len(set(picks)) == 1 and len(_answers(record.samples)) > 1:
+        status, reason, fault = FAIL, "no_signal", finders[task.runner](record.samples)
+        picks = _picks(record.samples) if not fault else []
+        answers = {q["answer"] for q in _scored(record.samples)}
+        if len(picks) >= MANY and len(set(picks)) == 1 and len(answers) > 1:
             native = run.record(task.baseline)
             natives = _picks(native.samples) if native and native.status == OK else []
             certain = len(picks) >= PLENTY or len(set(natives)) > 1
@@ -275,8 +222,7 @@ def degenerate_scores(run: Run) -> Iterator[Outcome]:
             fault = f"all {len(picks)} questions are answered with choice {picks[0]}"
             fault += "" if certain else "; a weak model may do that on so few, so ask more"
         if fault:
-            sentence = f"{_on(task, run)} measures nothing: {fault}."
-            yield _of_cells("degenerate", reason, status, task.cells, sentence, variant=task.variant)
+            yield _of_task(run, task, "degenerate", status, reason, f" measures nothing: {fault}.")
 
 
 def _scored(samples: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -285,10 +231,6 @@ def _scored(samples: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _picks(samples: Mapping[str, Any]) -> list[int]:
     return [max(range(len(q["scores"])), key=q["scores"].__getitem__) for q in _scored(samples)]
-
-
-def _answers(samples: Mapping[str, Any]) -> set[int]:
-    return {q["answer"] for q in _scored(samples)}
 
 
 def _same_scores(samples: Mapping[str, Any]) -> str:
@@ -309,9 +251,7 @@ def _same_loss(samples: Mapping[str, Any]) -> str:
 
 
 def by_task(run: Run, rows: Iterable[Row]) -> list[tuple[Row, tuple[str, ...]]]:
-    """Rows that are one value spread over the cells of a shared task, as (first row, ids of the cells
-    given).
-    """
+    """Rows that are one value spread over the cells of a shared task, as (first row, ids of the cells)."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         task = run.task_at(row.cell, METRICS[row.metric].runner, row.variant)
@@ -321,19 +261,9 @@ def by_task(run: Run, rows: Iterable[Row]) -> list[tuple[Row, tuple[str, ...]]]:
 
 def some(cells: Sequence[str], names: Mapping[str, str]) -> str:
     """`kv_format=int8_sym,batch=1 (and 3 more cells)`."""
-    more = len(cells) - 1
-    return names.get(cells[0], cells[0]) + (
-        f" (and {more} more cell{'s' if more > 1 else ''})" if more else ""
-    )
+    first, more = names.get(cells[0], cells[0]), len(cells) - 1
+    return f"{first} (and {more} more cell{'s' if more > 1 else ''})" if more else first
 
 
 def label(row: Row) -> str:
     return f"{row.metric} of {row.variant}" if row.variant else row.metric
-
-
-def _on(task: Task, run: Run) -> str:
-    """`perplexity wikitext2 stream512 on kv_format=int8_sym`."""
-    return f"{task.title} on {some(task.cells, run.names)}"
-
-
-_DEGENERATE = {"mcq": _same_scores, "perplexity": _same_loss}

@@ -1,24 +1,19 @@
-"""Gate checks that a matrix cannot answer: found by `kvbench plan`, before hours of measuring. No torch
-here."""
-
-from __future__ import annotations
+"""Gate checks that a matrix cannot answer: found by `kvbench plan`, before hours of measuring. No torch."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvbench.gate.policy import Check, Gate
-from kvbench.matrix.cells import Cell, Task
+from kvbench.matrix.cells import Cell, Task, text
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.tasks import data_names
-from kvbench.matrix.values import text
 from kvbench.metrics.collect import METRICS
 from kvbench.records.record import LEVELS, RUNGS, rung
 
 
 @dataclass(frozen=True)
 class Uncovered:
-    """A check that no task answers, or not in full. reason: a stable word; sentence: the reason and its
-    consequence."""
+    """A check that no task answers, or not in full. reason: a stable word; sentence: with its consequence."""
 
     check: Check
     reason: str
@@ -26,8 +21,7 @@ class Uncovered:
 
 
 def gate_lines(gate: Gate | None, cells: Sequence[Cell], tasks: Sequence[Task]) -> list[str]:
-    """The evidence that every task has to give, and each check that the matrix cannot answer, in
-    sentences."""
+    """The evidence that every task has to give, and each check that the matrix cannot answer."""
     highest = gate.evidence if gate else RUNGS[-1]
     levels = ", ".join(level for level in LEVELS if rung(level) <= highest)
     whose = f"gate {gate.name}, evidence {highest}" if gate else "no gate"
@@ -41,17 +35,17 @@ def uncovered(
     for check in gate.checks if gate else ():
         reason, why = _reason(check, cells, tasks, gate.allow_partial if gate else False, absent)
         if reason:
-            open_, failed = "it will not be evaluated", "the gate will fail"
-            effect = failed if reason not in ("partial", "no_data") else f"{open_}, which is exit code 3"
-            words = f"{why}; {effect if check.required else open_}."
-            yield Uncovered(check, reason, f"check {check.name} (line {check.line}): {words}")
+            effect = "it will not be evaluated"
+            if check.required:
+                open_ = reason in ("partial", "no_data")
+                effect = f"{effect}, which is exit code 3" if open_ else "the gate will fail"
+            yield Uncovered(check, reason, f"check {check.name} (line {check.line}): {why}; {effect}.")
 
 
 def _reason(
     check: Check, cells: Sequence[Cell], tasks: Sequence[Task], partial: bool, absent: Collection[str]
 ) -> tuple[str, str]:
-    """(reason, the same in words), ("", "") for a check that can be answered. partial: partial results are
-    accepted."""
+    """(reason, the same in words), ("", "") for a check that can be answered."""
     metric, variant = METRICS[check.metric], check.where.get("variant")
     picked = [cell for cell in cells if check.picks(cell.spec)]
     judged = {cell.id for cell in picked if not (metric.paired and cell.is_baseline)}
@@ -74,18 +68,9 @@ def _reason(
     lacking = [{name for name, _ in data_names(task)}.intersection(absent) for task in answering]
     if all(lacking):
         return "no_data", f"its data is missing ({', '.join(sorted(set().union(*lacking)))})"
-    if not partial and (limited := _limit(own)):
-        return (
-            "partial",
-            f"{limited} makes the result partial, and the gate does not have allow_partial: true",
-        )
-    return "", ""
-
-
-def _limit(tasks: Sequence[Task]) -> str:
-    """`limit_chunks: 4` of the first task that measures only a part of its data, or ""."""
-    for task in tasks:
+    for task in own if not partial else ():
         for name, option in RUNNERS[task.runner].options.items():
-            if option.looks and option.optional and task.options[name] is not None:
-                return f"{name}: {task.options[name]}"
-    return ""
+            if option.looks and option.optional and (value := task.options[name]) is not None:
+                limited = f"{name}: {value} makes the result partial"
+                return "partial", f"{limited}, and the gate does not have allow_partial: true"
+    return "", ""

@@ -4,22 +4,17 @@
     fail          the whole interval is outside the limit, also after Holm's correction over the family
     inconclusive  otherwise
 
-The interval has 95% confidence, or more where a sample is judged several times as it grows
-(`kvbench.stats.sequential`); the 5% below are then its share of that.
+The interval has 95% confidence, or more where a sample is judged as it grows (`kvbench.stats.sequential`).
 
 A family is the checks of a run that make one claim: the same metric, variant and limit, over cells. A pass is
-never corrected: each cell has to pass at the unadjusted level, and more cells make that no easier. A failure
-is corrected, because one of 40 sound cells is outside its limit by chance; such a cell is inconclusive (exit
-code 4), which ships nothing either.
+never corrected: more cells make it no easier. A failure is corrected, because one of 40 sound cells is
+outside its limit by chance; such a cell is inconclusive.
 
-A limit next to no change (`Metric.none`: a difference of 0, a ratio of 1) asks for the absence of an effect.
-A sample too small to show the effect that the limit forbids cannot prove that. Such a pass needs, in
-addition, that the distance from no change to the limit is at least the minimum detectable effect, or that the
-interval excludes no change on the allowed side: an effect that is seen needs no power. A limit of exactly no
-change ("not slower") leaves no distance; only the interval counts there.
+A limit next to no change (`Metric.none`: a difference of 0, a ratio of 1) asks for the absence of an effect,
+which a sample too small to show it cannot prove. Such a pass needs, in addition, that the distance from no
+change to the limit is at least the minimum detectable effect, or that the interval excludes no change on the
+allowed side. A limit of exactly no change ("not slower") leaves no distance; only the interval counts there.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -33,9 +28,7 @@ from kvbench.stats.sequential import Look
 
 @dataclass(frozen=True)
 class Limits:
-    """The closed interval [low, high] that a value has to keep; none: the value that is no change, or
-    None.
-    """
+    """The closed interval [low, high] that a value has to keep; none: the value that is no change."""
 
     low: float
     high: float
@@ -51,11 +44,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Ruling:
-    """The status of one value. reason: a key of `verdict.REASONS`; text: the same in words, without a full
-    stop.
-
-    no_n: why no deciding number of samples is known, where `n_needed` is None and the status is inconclusive.
-    """
+    """The status of one value. reason: a key of `verdict.REASONS`; text: in words, without a full stop; no_n:
+    why no deciding number of samples is known, where an inconclusive ruling has no `n_needed`."""
 
     status: str
     reason: str
@@ -75,25 +65,20 @@ def decide(
     family: int = 1,
     look: Look | None = None,
 ) -> Ruling:
-    """The ruling on a value. sampled: whether it should have an interval; adjusted: None for a check in no
-    family.
-    """
+    """sampled: whether the value should have an interval; adjusted: None for a check in no family."""
     if spread is not None:
         p_value = broken(spread, limits) if adjusted is None else adjusted
         return rule(spread, n, limits, p_value, family, look)
     if sampled:
-        return Ruling(
-            INCONCLUSIVE, "no_interval", "the sample is too small for an interval", no_n=NO_INTERVAL
-        )
+        text = "the sample is too small for an interval"
+        return Ruling(INCONCLUSIVE, "no_interval", text, no_n=NO_INTERVAL)
     return KEPT if limits.keeps(value) else BROKEN
 
 
 def rule(
     spread: Spread, n: int | None, limits: Limits, adjusted: float, family: int, look: Look | None = None
 ) -> Ruling:
-    """The ruling on an estimate. adjusted: p-value of `broken` after Holm over `family` checks; look: the
-    look it is from.
-    """
+    """The ruling on an estimate. adjusted: p-value of `broken` after Holm over `family` checks."""
     ruling = _rule(spread, n, limits, adjusted, family)
     if ruling.status == PASS and look and not look.last and spread.skewed:
         text = "the interval is within it, but an estimate this skewed passes at its last look only"
@@ -123,18 +108,14 @@ def _rule(spread: Spread, n: int | None, limits: Limits, adjusted: float, family
     if status == FAIL:
         if adjusted <= spread.alpha:
             return replace(BROKEN, mde=mde, n_needed=n_needed)
-        text = (
-            f"the interval is outside it, but with {family} checks of this claim that may happen by chance "
-            f"(Holm: p = {adjusted:.2g})"
-        )
+        chance = f"with {family} checks of this claim that may happen by chance (Holm: p = {adjusted:.2g})"
+        text = f"the interval is outside it, but {chance}"
         return Ruling(INCONCLUSIVE, "may_be_chance", text, mde, n_needed, no_n)
     distance = abs(limits.none - end) if limits.none is not None and limits.keeps(limits.none) else 0.0
     if distance == 0 or mde <= distance or not low <= (limits.none or 0.0) <= high:
         return replace(KEPT, mde=mde, n_needed=n_needed)
-    text = (
-        f"the interval is within it, but the sample is too small to show a violation ({distance:.3g} from no "
-        "change)"
-    )
+    small = "the interval is within it, but the sample is too small to show a violation"
+    text = f"{small} ({distance:.3g} from no change)"
     more = spread.samples(n, mde, distance)
     return Ruling(INCONCLUSIVE, "underpowered", text, mde, more, NO_COUNT if more is None else "")
 

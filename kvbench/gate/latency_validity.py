@@ -23,8 +23,6 @@ processes on the GPU are no cause of their own; they are named next to a drift o
 measured (too few requests, another machine) invalidates nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -12,11 +12,8 @@
         why: the release target
 
 The precision, error and plausibility checks always run. Evidence that contradicts the request (a mismatch, of
-any level) fails under every policy; `evidence` says up to which level missing evidence (unverified) fails
-too.
+any level) fails under every policy; `evidence` says up to which level unverified evidence fails too.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
@@ -25,28 +22,26 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.formats.scales import of_file
-from kvbench.matrix import values
+from kvbench.matrix import cells
 from kvbench.matrix.document import DataPath, Problems
 from kvbench.matrix.keys import CELL_OPTIONS
 from kvbench.matrix.rules import INVALID, Either, Items, Keys, Option, check
 from kvbench.matrix.schema import Schema, document, schema_of
 from kvbench.matrix.yaml import read
 from kvbench.metrics.collect import METRICS
-from kvbench.metrics.declare.metric import Metric
 from kvbench.records.record import RUNGS
 
 PREDICATES = ("at_most", "at_least", "equals", "within")
 _ALWAYS = "the precision check always runs, comes first and takes no settings"
 _NO_KEY = {"precision": f"precision is not a key: {_ALWAYS}."}
 _NUMBER = Option("float", None, "")
-_EQUALS = {"value": _NUMBER, "tolerance": Option("float", None, "", minimum=0.0)}
+_TOLERANCE = {"value": _NUMBER, "tolerance": Option("float", None, "", minimum=0.0)}
+_EQUALS = Keys("equals", _TOLERANCE, required=tuple(_TOLERANCE), example="{value: 0.5, tolerance: 0.01}")
 
+_VARIANT = Option("str", None, 'corpus or question set with its protocol: "wikitext2 stream512"')
 WHERE = Keys(
     "where",
-    {
-        **CELL_OPTIONS,
-        "variant": Option("str", None, 'corpus or question set with its protocol: "wikitext2 stream512"'),
-    },
+    {**CELL_OPTIONS, "variant": _VARIANT},
     "the cells that the check applies to: those that agree with every key; all cells without it",
     example="{kv_format: int8_sym}",
     hints=_NO_KEY,
@@ -67,13 +62,7 @@ CHECK = Keys(
         "where": WHERE,
         "at_most": Option("float", None, "passes when the whole interval is at or below it"),
         "at_least": Option("float", None, "passes when the whole interval is at or above it"),
-        "equals": Either(
-            (
-                _NUMBER,
-                Keys("equals", _EQUALS, required=tuple(_EQUALS), example="{value: 0.5, tolerance: 0.01}"),
-            ),
-            "a value, or {value:, tolerance:}",
-        ),
+        "equals": Either((_NUMBER, _EQUALS), "a value, or {value:, tolerance:}"),
         "within": Items(_NUMBER, "[low, high]", least=2, most=2, example="[low, high]"),
         "required": Option(
             "bool", True, "false: a check that cannot be evaluated does not end in exit code 3"
@@ -117,10 +106,7 @@ def gate_schema() -> Schema:
 @dataclass(frozen=True)
 class Check:
     """`metric` must lie in [low, high] (one of them infinite for a one-sided limit) on the cells that `where`
-    selects.
-
-    limit: the predicate in words; line: its line in the policy.
-    """
+    selects. limit: the predicate in words; line: its line in the policy."""
 
     metric: str
     where: Mapping[str, Any]
@@ -133,12 +119,12 @@ class Check:
 
     @property
     def name(self) -> str:
-        chosen = ", ".join(f"{key}={values.text(value)}" for key, value in self.where.items())
+        chosen = ", ".join(f"{key}={cells.text(value)}" for key, value in self.where.items())
         return f"{self.metric} {self.limit}" + (f" where {chosen}" if chosen else "")
 
     def picks(self, spec: Mapping[str, Any]) -> bool:
-        """Whether `where` selects the cell with this spec: values are equal, `true` is not 1, and a scale
-        that was read from a file is equal to the file's name."""
+        """Whether `where` selects the cell with this spec: `true` is not 1, and a scale that was read from a
+        file is equal to the file's name."""
         return all(_same(spec.get(key), value) for key, value in self.where.items() if key != "variant")
 
 
@@ -160,8 +146,7 @@ class Gate:
 
 
 def load(path: Path | str) -> Gate:
-    """The policy in a file. Raises ConfigError with the place, value, accepted set and nearest match of every
-    mistake."""
+    """The policy in a file. Raises ConfigError with every mistake."""
     source = read(path)
     problems = Problems(source)
     data = check(GATE, source.data, problems)
@@ -175,16 +160,8 @@ def load(path: Path | str) -> Gate:
 def _check_of(entry: Mapping[str, Any], line: int) -> Check:
     (predicate,) = (key for key in PREDICATES if key in entry)
     low, high, words = _limit(predicate, entry[predicate])
-    return Check(
-        entry["metric"],
-        entry.get("where", {}),
-        low,
-        high,
-        words,
-        required=entry.get("required", True),
-        why=entry.get("why", ""),
-        line=line,
-    )
+    more = {key: entry[key] for key in ("required", "why") if key in entry}
+    return Check(entry["metric"], entry.get("where", {}), low, high, words, line=line, **more)
 
 
 def _limit(predicate: str, value: Any) -> tuple[float, float, str]:
@@ -209,9 +186,12 @@ def _check_limits(data: Any, problems: Problems) -> None:
         if not isinstance(entry, dict):
             continue
         metric = METRICS.get(entry.get("metric", ""))
+        low, high = (metric.unit.low, metric.unit.high) if metric else (-math.inf, math.inf)
         for path, number in _numbers(("checks", i), entry):
-            if metric is not None:
-                _check_domain(metric, path, number, problems)
+            if metric and not low <= number <= high:
+                domain = f"{low:g} or more" if math.isinf(high) else f"from {low:g} to {high:g}"
+                always = f"{metric.name} ({metric.unit}) is always {domain}"
+                problems.add(path, f"{always}; a limit of {number:g} has no effect.", "out_of_domain")
         match entry.get("within"):
             case (float(low), float(high)) if low > high:
                 sentence = f"within: expected [low, high], got [{low:g}, {high:g}]; swap them."
@@ -227,11 +207,3 @@ def _numbers(at: DataPath, entry: Mapping[str, Any]) -> Iterator[tuple[DataPath,
                 yield path, number
             case list(numbers):
                 yield from (((*path, i), number) for i, number in enumerate(numbers) if number is not INVALID)
-
-
-def _check_domain(metric: Metric, path: DataPath, number: float, problems: Problems) -> None:
-    low, high = metric.unit.low, metric.unit.high
-    if not low <= number <= high:
-        domain = f"{low:g} or more" if math.isinf(high) else f"from {low:g} to {high:g}"
-        sentence = f"{metric.name} ({metric.unit}) is always {domain}; a limit of {number:g} has no effect."
-        problems.add(path, sentence, "out_of_domain")

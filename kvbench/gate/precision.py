@@ -6,17 +6,14 @@ outcome says so. What the evidence contradicts never passes, on any rung, and a 
 native like any other cell.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvbench.gate.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
-from kvbench.matrix.cells import Cell, Task
+from kvbench.matrix.cells import Cell, Task, text
 from kvbench.matrix.resolve import ASPECTS, AUTO
 from kvbench.matrix.runners import RUNNERS
-from kvbench.matrix.values import text
 from kvbench.records.record import (
     LEVELS,
     MISMATCH,
@@ -39,22 +36,15 @@ LIMIT = "requested = resolved = effective, verified"
 Spec = Mapping[str, Any]
 
 # Levels that do not apply to a labelled mode, to runners that make no reads, or to native weights.
-_MAY_BE_IDLE = frozenset(
-    {"E3-prefill", "E3-reads", *(level for level in LEVELS if level.endswith("-weights"))}
-)
+_MAY_BE_IDLE = {"E3-prefill", "E3-reads", *(level for level in LEVELS if level.endswith("-weights"))}
 
 
 def precision(run: Run, allow_fallback: bool = False, evidence: str = RUNGS[-1]) -> Iterator[Outcome]:
-    """One outcome per cell, or one per distinct fault of its records. A cell without evidence never
-    passes.
-    """
+    """One outcome per cell, or per distinct fault of its records. A cell without evidence never passes."""
     done = {record.key: record for record in run.records if record.status == OK}
     for cell in run.cells.values():
-        baseline = run.cell(cell.baseline).spec
-        quantized = [
-            f"{key} {text(baseline[key])}" for key in ("weights", "kv_format") if baseline[key] != "native"
-        ]
-        if quantized:
+        native = run.cell(cell.baseline).spec
+        if quantized := [f"{k} {text(native[k])}" for k in ("weights", "kv_format") if native[k] != "native"]:
             sentence = f"its baseline is not native: {', '.join(quantized)}."
             yield _outcome(cell, FAIL, "native_baseline", sentence)
         tasks = [task for task in run.tasks_of(cell.id) if task.key in done]
@@ -82,19 +72,13 @@ def precision(run: Run, allow_fallback: bool = False, evidence: str = RUNGS[-1])
 
 
 def _outcome(cell: Cell, status: str, reason: str, sentence: str) -> Outcome:
-    sentence = f"{cell.name}: {sentence}"
-    return Outcome(
-        "precision", "", cell.id, "", status, None, LIMIT, sentence, cells=(cell.id,), reason=reason
-    )
+    return Outcome("precision", status, reason, f"{cell.name}: {sentence}", (cell.id,), limit=LIMIT)
 
 
 @dataclass(frozen=True)
 class PrecisionVerdict:
-    """Whether the effective precision is the requested one. Empty reason: it is.
-
-    reason: a stable word, "" where nothing contradicts; sentence: the same for a person; fallback: the
-    declared fallback that was allowed, in words, or "".
-    """
+    """reason: a stable word, "" where the effective precision is the requested one; sentence: the same for a
+    person; fallback: the declared fallback that was allowed, in words, or ""."""
 
     reason: str = ""
     sentence: str = ""
@@ -104,10 +88,8 @@ class PrecisionVerdict:
 def _another_record(spec: Spec, task: Task, record: Record) -> PrecisionVerdict | None:
     """A verdict where the record was not made by this task for this cell."""
     if record.runner != task.runner:
-        sentence = (
-            f"the record is from runner {record.runner}, the task from {task.runner}: it belongs elsewhere."
-        )
-        return PrecisionVerdict("another_record", sentence)
+        runners = f"runner {record.runner}, the task from {task.runner}"
+        return PrecisionVerdict("another_record", f"the record is from {runners}: it belongs elsewhere.")
     for what, own, expected in (
         ("the task", record.options, task.options),
         ("the task", record.spec, task.spec),
@@ -131,15 +113,11 @@ def judge_precision(
     allow_fallback: bool = False,
     required: str = RUNGS[-1],
 ) -> PrecisionVerdict:
-    """requested = resolved = effective, with all evidence up to the rung `required`. Every caller's verdict
-    is this one.
-
-    spec: the cell's. decision, evidence, facts: `decision`, `evidence` and `facts` of a record.
-    """
+    """requested = resolved = effective, with all evidence up to the rung `required`. spec: the cell's;
+    decision, evidence, facts: a record's."""
     if decision is None:
-        return PrecisionVerdict(
-            "no_decision", "the record holds no decision, so nothing says what was to run."
-        )
+        sentence = "the record holds no decision, so nothing says what was to run."
+        return PrecisionVerdict("no_decision", sentence)
     verdict = _judge_decision(spec, decision, allow_fallback)
     if verdict.reason:
         return verdict
@@ -158,19 +136,14 @@ def _judge_decision(spec: Spec, decision: Mapping[str, Any], allow_fallback: boo
     fallbacks = []
     for aspect in ASPECTS:
         choice = decision[aspect]
-        if choice["requested"] != spec[aspect]:
-            return PrecisionVerdict(
-                "request_dropped",
-                f"the matrix asks for {aspect} {spec[aspect]}, but the resolver was asked for "
-                f"{choice['requested']}: "
-                "the request was dropped on the way.",
-            )
-        if choice["requested"] not in (AUTO, choice["resolved"]):
+        requested, resolved = choice["requested"], choice["resolved"]
+        if requested != spec[aspect]:
+            asked = f"the matrix asks for {aspect} {spec[aspect]}, but the resolver was asked for {requested}"
+            return PrecisionVerdict("request_dropped", f"{asked}: the request was dropped on the way.")
+        if requested not in (AUTO, resolved):
             if undeclared := _undeclared(spec, aspect, choice):
                 return PrecisionVerdict("undeclared_fallback", undeclared)
-            fallbacks.append(
-                f"{aspect} {choice['requested']} fell back to {choice['resolved']}: {choice['reason']}"
-            )
+            fallbacks.append(f"{aspect} {requested} fell back to {resolved}: {choice['reason']}")
     if fallbacks and not allow_fallback:
         remedy = "Set allow_fallback: true in the gate to accept a declared fallback."
         return PrecisionVerdict("fallback", f"{'; '.join(fallbacks)}. {remedy}")
@@ -178,9 +151,7 @@ def _judge_decision(spec: Spec, decision: Mapping[str, Any], allow_fallback: boo
 
 
 def _contradicted(decision: Mapping[str, Any], evidence: Evidence) -> PrecisionVerdict | None:
-    """resolved = effective, and every level that counts is verified; else the verdict with what those levels
-    show.
-    """
+    """A verdict unless resolved = effective and every level that counts is verified."""
     shown = {"kv_format": evidence.effective, "weights": evidence.effective_weights}
     off = [aspect for aspect in shown if shown[aspect] != decision[aspect]["resolved"]]
     if evidence.state == VERIFIED and not off:
@@ -201,26 +172,23 @@ def _not_shown(
     decision: Mapping[str, Any], levels: Sequence[Level], evidence: Evidence, required: str
 ) -> PrecisionVerdict:
     """Levels that must be verified and are not there, or say that they do not apply."""
-    if decision["weights"]["resolved"] != "native":
-        silent = [x.name for x in evidence.levels if x.name.endswith("-weights") and x.state != VERIFIED]
-        if silent:
-            sentence = f"{', '.join(silent)} say nothing of the quantized weights; run the matrix again."
-            return PrecisionVerdict(UNVERIFIED, f"unverified: {sentence}")
     needed = [name for name in LEVELS if rung(name) <= required]
+    silent = [x.name for x in evidence.levels if x.name.endswith("-weights") and x.state != VERIFIED]
     idle = [x.name for x in levels if x.state == NOT_APPLICABLE and x.name in set(needed) - _MAY_BE_IDLE]
-    if idle:
+    lacking = [name for name in needed if name not in {x.name for x in levels}]
+    if silent and decision["weights"]["resolved"] != "native":
+        sentence = f"{', '.join(silent)} say nothing of the quantized weights; run the matrix again."
+    elif idle:
         sentence = f"{', '.join(idle)} say that they do not apply, and they apply to every cell."
-        return PrecisionVerdict(UNVERIFIED, f"unverified: {sentence}")
-    if lacking := [name for name in needed if name not in {x.name for x in levels}]:
+    elif lacking:
         sentence = f"the evidence lacks {', '.join(lacking)}; run the matrix again."
-        return PrecisionVerdict(UNVERIFIED, f"unverified: {sentence}")
-    return PrecisionVerdict()
+    else:
+        return PrecisionVerdict()
+    return PrecisionVerdict(UNVERIFIED, f"unverified: {sentence}")
 
 
 def _undeclared(spec: Spec, aspect: str, choice: Mapping[str, Any]) -> str:
-    """Why a resolution that differs from the request is no declared fallback, which no gate can allow; ""
-    where it is one.
-    """
+    """Why a resolution that differs from the request is no declared fallback, or ""."""
     what = f"{aspect} {choice['requested']} was resolved to {choice['resolved']}"
     if choice["requested"] == "native":
         return f"{what}: nothing falls back from native, so what should be native is quantized."
@@ -232,17 +200,14 @@ def _undeclared(spec: Spec, aspect: str, choice: Mapping[str, Any]) -> str:
 
 
 def _counts(level: Level, required: str) -> bool:
-    """Whether a level counts: a mismatch always does. The native arm stands on the rungs that are unverified
-    in it.
-    """
+    """A mismatch always counts. The native arm stands on the rungs that are unverified in it."""
     stands_on = level.facts.get("unverified") or [level.name if level.name in LEVELS else RUNGS[0]]
     return level.state == MISMATCH or min(map(rung, stands_on)) <= required
 
 
 def _confirmed(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str], required: str) -> str:
-    ran = sorted(
-        {record.runner for record in records}, key=list(RUNNERS).index
-    )  # cells of one finding say it alike
+    own = {record.runner for record in records}
+    ran = [runner for runner in RUNNERS if runner in own]  # cells of one finding say it alike
     levels: dict[str, dict[str, None]] = {VERIFIED: {}, UNVERIFIED: {}, NOT_AVAILABLE: {}}
     for record in records:
         assert record.evidence is not None
@@ -273,11 +238,8 @@ def _another_arm(record: Record) -> PrecisionVerdict | None:
         ran = arm.get("ran", {})
         for what, value in expected.items():
             if ran.get(what) != value:
-                sentence = (
-                    f"a request of arm {arm['arm']} ran with {what} {ran.get(what, 'unknown')}, expected "
-                    f"{value}: the "
-                    "times belong to another arm or cell."
-                )
+                found = f"a request of arm {arm['arm']} ran with {what} {ran.get(what, 'unknown')}"
+                sentence = f"{found}, expected {value}: the times belong to another arm or cell."
                 return PrecisionVerdict("another_arm", sentence)
     return None
 
@@ -291,12 +253,9 @@ _NUMBERS: dict[str, Callable[[Mapping[str, Any]], Sequence[Any]]] = {
 
 
 def _equal_to_native(record: Record, baseline: Record | None) -> PrecisionVerdict | None:
-    """E5: a verdict where every number of a quantized cell equals native's bit for bit: no quantized value
-    was read.
-
-    Not judged where equality has another cause: `prefill_reads: fresh` does not read a prompt back, and the
-    logits of random weights hardly depend on attention.
-    """
+    """E5: a verdict where every number of a quantized cell equals native's bit for bit. Not judged where
+    equality has another cause: `prefill_reads: fresh` does not read a prompt back, and the logits of random
+    weights hardly depend on attention."""
     numbers = _NUMBERS.get(record.runner)
     if baseline is None or numbers is None or record.decision is None:
         return None
@@ -313,10 +272,8 @@ def _equal_to_native(record: Record, baseline: Record | None) -> PrecisionVerdic
     elif own and own == native:
         formats = " with ".join(record.decision[aspect]["resolved"] for aspect in quantized)
         what = "a quantized cache" if quantized[0] == "kv_format" else "quantized weights"
-        sentence = (
-            f"all {len(own)} numbers equal native's bit for bit, which {formats} cannot give: nothing read "
-            f"{what}."
-        )
+        equal = f"all {len(own)} numbers equal native's bit for bit"
+        sentence = f"{equal}, which {formats} cannot give: nothing read {what}."
     else:
         return None
     return PrecisionVerdict("equal_to_native", f"E5: {sentence}")

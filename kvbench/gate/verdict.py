@@ -1,9 +1,7 @@
 """Outcomes of checks, each with a stable reason and a sentence, and the exit code that they add up to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PASS, FAIL, INCONCLUSIVE, NOT_EVALUATED = "pass", "fail", "inconclusive", "not_evaluated"
 NOT_JUDGED = "not_judged"  # a run without failures that no gate judged
@@ -59,43 +57,42 @@ REASONS: dict[str, str] = {
 class Outcome:
     """One check on one value, or one thing that no check may overlook.
 
-    check: its name ("precision", "cell error", "ppl_delta_pct within [-1, 1]"); metric, variant: "" where it
-    is not about one; cell: id of the cell, or of the first of `cells` when several share the value, or None;
-    status: pass, fail, inconclusive or not_evaluated; reason: a key of REASONS; limit: in words ("at most
-    0.01"), or ""; required: whether not_evaluated counts; why: the gate's explanation of the limit. mde:
-    minimum detectable effect, the smallest distance from the limit of a true value that so much data decides
-    (80% power, 5%), in the value's unit; infinite where no possible value is far enough; None where nothing
-    is estimated. n_needed: how many samples, of the kind that the value's n counts, would decide at what was
-    observed; None where that is unknown, or no number would.
-    bounds: the limit as numbers, the closed interval that the value has to keep (one end infinite for a
-    one-sided limit); None where the check is no limit on a number.
-    look, level: "look 1 of 3" and the confidence at which it was judged, where a sample was judged as it
-    grew; the 5% of `mde` is 1 - level then.
+    check: its name ("precision", "ppl_delta_pct within [-1, 1]"); status: pass, fail, inconclusive or
+    not_evaluated; reason: a key of REASONS; cells: ids of those that share the value; metric, variant: ""
+    where it is not about one; limit: in words, or ""; required: whether not_evaluated counts; why: the gate's
+    explanation of the limit. mde: minimum detectable effect, the smallest distance from the limit of a true
+    value that so much data decides (80% power, at 1 - level), in the value's unit; infinite where no possible
+    value is far enough. n_needed: how many samples, of the kind that the value's n counts, would decide at
+    what was observed; None where that is unknown, or no number would. look, level: "look 1 of 3" and its
+    confidence, where a sample was judged as it grew. bounds: the closed interval that the value has to keep;
+    None where the check is no limit on a number.
     """
 
     check: str
-    metric: str
-    cell: str | None
-    variant: str
     status: str
-    value: float | None
-    limit: str
+    reason: str
     sentence: str
+    cells: tuple[str, ...] = ()
+    metric: str = ""
+    variant: str = ""
+    value: float | None = None
+    limit: str = ""
     required: bool = True
     why: str = ""
-    cells: tuple[str, ...] = ()
     mde: float | None = None
     n_needed: int | None = None
     look: str = ""
     level: float | None = None
     bounds: tuple[float, float] | None = None
-    reason: str = ""
+    cell: str | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cell", self.cells[0] if self.cells else None)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """All outcomes, the unremovable checks first. exit_code: see `exit_code_of`; of a share of a matrix
-    (whole: False) the one of `kvbench.gate.shards`, where 0 is no pass."""
+    """All outcomes, the unremovable checks first. whole: False for a share of a matrix."""
 
     outcomes: tuple[Outcome, ...]
     exit_code: int
@@ -103,19 +100,20 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """The exit code as the status that decided it."""
+        """The exit code as the status that decided it; 0 is no pass of a share."""
         passed = PASS if self.whole else NOT_EVALUATED
         return {0: passed, 1: FAIL, 4: INCONCLUSIVE}.get(self.exit_code, NOT_EVALUATED)
 
 
-def exit_code_of(outcomes: Iterable[Outcome]) -> int:
+def exit_code_of(outcomes: Iterable[Outcome], whole: bool = True) -> int:
     """1 a failure; else 3 something required was not evaluated (or nothing was at all); else 4 inconclusive;
-    else 0.
-    """
+    else 0. Of a share, where other shards may still decide: 1, else 3 where its own tasks gave no result."""
     kept = list(outcomes)
     statuses = {o.status for o in kept}
     if FAIL in statuses:
         return 1
-    if not statuses - {NOT_EVALUATED} or any(o.status == NOT_EVALUATED and o.required for o in kept):
+    if any(o.status == NOT_EVALUATED and o.required for o in kept):
         return 3
-    return 4 if INCONCLUSIVE in statuses else 0
+    if whole and not statuses - {NOT_EVALUATED}:
+        return 3
+    return 4 if whole and INCONCLUSIVE in statuses else 0

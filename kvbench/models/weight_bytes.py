@@ -1,8 +1,4 @@
-"""Expected bytes of a model's weights: from the headers of its files, or from its config where that is
-enough.
-
-No tensor is read; the runner `storage` counts what was loaded.
-"""
+"""Expected bytes of a model's weights, from the headers of its files or its config; no tensor is read."""
 
 from __future__ import annotations
 
@@ -12,10 +8,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from kvbench.formats.checkpoint_scales import of_cache
+from kvbench.formats.checkpoint_scales import of_cache, read_headers
 from kvbench.formats.fp8_checkpoint import E4M3, SCALE_DTYPES, SCALE_NAMES, routers
 from kvbench.formats.kv import DTYPE_BYTES, WEIGHT_FORMATS, weight_bytes
-from kvbench.formats.safetensors_header import read_headers
 from kvbench.models.attention_facts import ModelFacts
 from kvbench.models.source import checkpoint_files, model_config, stored_fp8
 

@@ -1,16 +1,11 @@
-"""The published tables that `kvbench reproduce` runs: SOURCE/TABLE -> reference file, matrix, and rules for
-its lines.
+"""The published tables that `kvbench reproduce` runs: SOURCE/TABLE -> reference file, matrix, rules.
 
-int8_sym: the opt-in INT8 cache with FP16 scales a token and head; int8_static: the INT8 cache that a dropped
-flag kept from running; fp8: the FP8 weights and FP8 cache. Adding a table: its CSV in reports/reference/, its
-matrix in matrices/reproduce/, an entry here.
+Adding a table: its CSV in reports/reference/, its matrix in matrices/reproduce/, an entry here.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import kvbench
@@ -20,11 +15,8 @@ from kvbench.published.reproduce import CHANGE, EXACT, SAME, VALUE, Rule
 
 @dataclass(frozen=True)
 class Reproduction:
-    """reference, matrix: file names. ours: what stands for the published model, in words; stand_ins: by name,
-    where there are several.
-
-    needs: what the machine must have, and how long it takes. matrix "": nothing can be run.
-    """
+    """reference, matrix: file names, matrix "" where nothing can be run. ours: what stands for the published
+    model, in words; stand_ins: by name, where there are several. needs: machine and time."""
 
     reference: str
     matrix: str
@@ -34,15 +26,10 @@ class Reproduction:
     stand_ins: Mapping[str, str] = field(default_factory=dict)
 
 
-_NATIVE, _FP8 = (
-    {"weights": "native", "kv_format": "native"},
-    {"weights": "fp8_block128", "kv_format": "native"},
-)
+_NATIVE = {"weights": "native", "kv_format": "native"}
+_FP8 = {"weights": "fp8_block128", "kv_format": "native"}
 _FP8_BOTH = {"weights": "fp8_block128", "kv_format": "fp8_e4m3"}
-_CACHE = (
-    "random weights over a KV cache of the published dimensions: bytes of live tensors, which no weight "
-    "changes"
-)
+_CACHE = "random weights over a KV cache of the published dimensions: bytes of live tensors"
 _SHAPE = "random weights of the published dimensions: times alone, no quality"
 _SMALL = "the default model: sign and order alone say something"
 _OTHER_ENGINE = "a number of another engine, or of another kernel of the published one: kvbench has neither."
@@ -56,35 +43,32 @@ def _bytes(
 
 def _decode(of: str, against: str, baseline: dict[str, object]) -> Rule:
     """Rates by batch; the change is that of ITL, upside down."""
-    fused = {"weights": "fp8_block128", "gemm": "auto"}
-    return Rule(
-        "decode_tok_s", CHANGE, "decode_tok_s", fused, baseline, {"of": of, "against": against}, ("batch",),
-        "itl_ratio",
-        inverse=True,
-    )  # fmt: skip
+    fused, texts = {"weights": "fp8_block128", "gemm": "auto"}, {"of": of, "against": against}
+    name = "decode_tok_s"
+    return Rule(name, CHANGE, name, fused, baseline, texts, ("batch",), "itl_ratio", inverse=True)
+
+
+def _static(metric: str, paired: str = "") -> Rule:
+    """The change of a time, or of a rate by the paired ratio of its time."""
+    own, base = {"kv_format": "int8_static"}, {"kv_format": "native"}
+    return Rule(metric, CHANGE, metric, own, base, {}, ("model",), paired, inverse=bool(paired))
 
 
 def _itl(of: str, splits: int | None) -> Rule:
-    return Rule(
-        "itl_ms", CHANGE, "itl_ms", {**_FP8_BOTH, "kv_splits": splits}, {**_FP8, "kv_splits": None},
-        {"of": of},
-        ("batch", "context"), "itl_ratio",
-    )  # fmt: skip
+    own, base = {**_FP8_BOTH, "kv_splits": splits}, {**_FP8, "kv_splits": None}
+    return Rule("itl_ms", CHANGE, "itl_ms", own, base, {"of": of}, ("batch", "context"), "itl_ratio")
 
 
 def _quality(of: str, candidate: dict[str, str], baseline: dict[str, str]) -> tuple[Rule, ...]:
     """Within the published targets: perplexity 1%, accuracy half a point."""
-    text = Rule(
-        "ppl", CHANGE, "ppl", candidate, baseline, {"of": of}, (), "ppl_delta_pct", band=math.log(1.01),
-        variant="wikitext2"
-    )  # fmt: skip
-    questions = tuple(
-        Rule("mcq_accuracy", CHANGE, "mcq_accuracy", candidate, baseline, {"of": of, "data": data}, (),
-             "mcq_delta_pt",
-             factor=100, points=True, band=0.5, variant=data.split()[0])
-        for data in ("ceval val", "mmlu test")
-    )  # fmt: skip
-    return (text, *questions)
+    text = Rule("ppl", CHANGE, "ppl", candidate, baseline, {"of": of}, paired="ppl_delta_pct")
+    right = Rule("mcq_accuracy", CHANGE, "mcq_accuracy", candidate, baseline, paired="mcq_delta_pt")
+    points = replace(right, factor=100, points=True, band=0.5)
+    return (
+        replace(text, band=math.log(1.01), variant="wikitext2"),
+        replace(points, texts={"of": of, "data": "ceval val"}, variant="ceval"),
+        replace(points, texts={"of": of, "data": "mmlu test"}, variant="mmlu"),
+    )
 
 
 TABLES: dict[str, Reproduction] = {
@@ -104,11 +88,7 @@ TABLES: dict[str, Reproduction] = {
     ),
     "int8_static/throughput": Reproduction(
         "int8_throughput.csv", "static_throughput.yaml",
-        tuple(Rule(metric, CHANGE, metric, {"kv_format": "int8_static"}, {"kv_format": "native"}, {},
-                   ("model",), paired, inverse)
-              for metric, paired, inverse in (("request_ms", "", False), ("prefill_tok_s", "ttft_ratio",
-                                                                          True),
-                                              ("decode_tok_s", "itl_ratio", True))),
+        (_static("request_ms"), _static("prefill_tok_s", "ttft_ratio"), _static("decode_tok_s", "itl_ratio")),
         ours=f"tinyllama-1.1b-shape, qwen2.5-0.5b-shape: {_SHAPE}", needs="a GPU; 2 minutes on an H200",
         stand_ins={"TinyLlama-1.1B-Chat": "tinyllama-1.1b-shape",
                    "Qwen2.5-0.5B-Instruct": "qwen2.5-0.5b-shape"},
@@ -117,12 +97,9 @@ TABLES: dict[str, Reproduction] = {
         "int8_scale.csv", "static_scale.yaml",
         (
             Rule("calibrated_scale", EXACT, formula=lambda line: line.numbers["amax"].middle / 127),
-            Rule("static_scale", VALUE, "gen_useful_tokens", {"kv_format": "int8_static"},
-                 texts={"of": "as shipped"},
-                 reads=("scale",), states=(0.0, 1.0)),  # it collapses at once
-            Rule("static_scale", VALUE, "gen_useful_tokens", {"kv_format": "int8_static"},
-                 texts={"of": "for validation"},
-                 reads=("scale",), states=(50.0, 150.0)),  # coherent up to some 100 tokens
+            *(Rule("static_scale", VALUE, "gen_useful_tokens", {"kv_format": "int8_static"}, None, {"of": of},
+                   ("scale",), states=tokens)  # it collapses at once; coherent up to some 100 tokens
+              for of, tokens in (("as shipped", (0.0, 1.0)), ("for validation", (50.0, 150.0)))),
             Rule("coherent_tokens", VALUE, "gen_useful_tokens", {"kv_format": "int8_static", "scale": 0.05}),
         ),
         ours=f"smollm2-135m-instruct, {_SMALL}", needs="minutes on a CPU",
@@ -135,17 +112,13 @@ TABLES: dict[str, Reproduction] = {
     ),
     "int8_static/service": Reproduction(
         "int8_service.csv", "",
-        tuple(Rule(metric,
-                   left_out="a service under requests; kvbench has no server, its batches are static.")
+        tuple(Rule(metric, left_out="a service under requests; kvbench has no server.")
               for metric in ("requests_s", "output_tok_s")),
     ),
     "fp8/kv-bytes": Reproduction(
         "fp8_kv_bytes.csv", "fp8_kv_bytes.yaml",
-        (
-            _bytes("kv_bytes_per_token", "kv_bytes_total", {"kv_format": "fp8_e4m3"}, (), True),
-            _bytes("kv_payload_per_token", "kv_bytes_payload", {"kv_format": "fp8_e4m3"}, (), True),
-            _bytes("kv_scales_per_token", "kv_bytes_scales", {"kv_format": "fp8_e4m3"}, (), True),
-        ),
+        tuple(_bytes(f"kv_{part}_per_token", f"kv_bytes_{ours}", {"kv_format": "fp8_e4m3"}, (), True)
+              for part, ours in (("bytes", "total"), ("payload", "payload"), ("scales", "scales"))),
         ours=f"qwen3-8b-cache: {_CACHE}", needs="seconds, any machine",
     ),
     "fp8/decode": Reproduction(
@@ -181,10 +154,8 @@ def named(source: str, table: str) -> Reproduction:
     """Raises UsageError with the known tables."""
     name = f"{source}/{table}"
     if name not in TABLES:
-        raise UsageError(
-            f"There is no table {source} {table}; known are "
-            f"{', '.join(key.replace('/', ' ') for key in TABLES)}."
-        )
+        known = ", ".join(key.replace("/", " ") for key in TABLES)
+        raise UsageError(f"There is no table {source} {table}; known are {known}.")
     return TABLES[name]
 
 
@@ -194,7 +165,4 @@ def files(found: Reproduction) -> tuple[Path, Path | None]:
         reference = root / "reports" / "reference" / found.reference
         if reference.is_file():
             return reference, root / "matrices" / "reproduce" / found.matrix if found.matrix else None
-    raise UsageError(
-        f"reports/reference/{found.reference} is not here: tables and matrices come with a checkout of "
-        "kvbench; run it in one."
-    )
+    raise UsageError(f"reports/reference/{found.reference} is not here: run it in a checkout of kvbench.")

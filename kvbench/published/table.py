@@ -11,8 +11,6 @@ A line states one metric of a baseline, of a candidate, or of both, and what the
 value that rounds to it: 7.85 is 7.845 to 7.855, and only counts and whole bytes are exact.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,35 +61,14 @@ CLAIMS: dict[str, str] = {
     "delta_pt": "candidate - baseline, of accuracies, in points",
 }
 
-TEXTS: dict[str, str] = {
-    "of": "what the candidate is",
-    "against": "what the baseline is",
-    "model": "",
-    "device": "",
-    "data": "corpus or question set",
-    "kv_format": "the candidate's KV format",
-    "native_dtype": "the baseline's dtype",
-    "warmup": "yes or no",
-    "note": "",
-}
-COUNTS: dict[str, str] = {
-    "batch": "sequences",
-    "context": "prompt tokens of a sequence",
-    "new_tokens": "generated tokens of a sequence",
-    "tokens": "token slots of the cache, of all sequences",
-    "layers": "",
-    "kv_heads": "",
-    "head_dim": "",
-    "questions": "of the question set",
-}
-NUMBERS: dict[str, str] = {
-    "byte_ratio": "bytes that the candidate reads over the baseline's",
-    "limit_pt": "the change of accuracy, up or down, that is claimed not to be exceeded",
-    "baseline_read_bytes": "bytes that a decode step must read",
-    "candidate_read_bytes": "",
-    "peak_gb_s": "memory bandwidth of the device, 10^9 B a second",
-    "amax": "largest magnitude that the scale is for",
-}
+# of, against: what the candidate and the baseline are; data: corpus or question set; kv_format: the
+# candidate's; native_dtype: the baseline's.
+TEXTS = ("of", "against", "model", "device", "data", "kv_format", "native_dtype", "warmup", "note")
+# context, new_tokens: of a sequence; tokens: slots of the cache, of all sequences.
+COUNTS = ("batch", "context", "new_tokens", "tokens", "layers", "kv_heads", "head_dim", "questions")
+# byte_ratio: bytes that the candidate reads over the baseline's; limit_pt: the change of accuracy, up or
+# down, that is claimed not to be exceeded; *_read_bytes: of a decode step; amax: largest magnitude scaled.
+NUMBERS = ("byte_ratio", "limit_pt", "baseline_read_bytes", "candidate_read_bytes", "peak_gb_s", "amax")
 _CHOICES: dict[str, Sequence[str]] = {
     "kv_format": tuple(KV_FORMATS),
     "native_dtype": tuple(DTYPE_BYTES),
@@ -118,9 +95,7 @@ class Stated:
 
 @dataclass(frozen=True)
 class Line:
-    """One line. numbers: `baseline`, `candidate`, claims and `NUMBERS`; texts, counts: own columns, else the
-    head's.
-    """
+    """numbers: `baseline`, `candidate`, claims and `NUMBERS`; texts, counts: own columns, else the head's."""
 
     line: int
     metric: str
@@ -149,9 +124,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """A file. settings: side -> what its `baseline.KEY` or `candidate.KEY` lines say; head: title and
-    source.
-    """
+    """settings: side -> what its `baseline.KEY` or `candidate.KEY` lines say; head: title and source."""
 
     path: Path
     head: Mapping[str, str]
@@ -187,9 +160,7 @@ def read(path: Path) -> Table:
 def _head(
     path: Path, raw: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]], dict[str, tuple[int, str]]]:
-    """(free text, units by metric, settings by side, constants as (line, value)) of the lines `# key:
-    value`.
-    """
+    """(free text, units by metric, settings by side, constants as (line, value)) of `# key: value` lines."""
     head: dict[str, str] = {}
     units: dict[str, str] = {}
     settings: dict[str, dict[str, str]] = {side: {} for side in SIDES}
@@ -213,9 +184,8 @@ def _head(
         elif key in {*TEXTS, *COUNTS, *NUMBERS}:
             constants[key] = at, value
         else:
-            settings_of = ("unit.METRIC", "baseline.SETTING", "candidate.SETTING")
-            accepted = (*_FREE, *TEXTS, *COUNTS, *NUMBERS, *settings_of)
-            _known(path, at, "key", key, accepted)
+            sections = ("unit.METRIC", "baseline.SETTING", "candidate.SETTING")
+            _known(path, at, "key", key, (*_FREE, *TEXTS, *COUNTS, *NUMBERS, *sections))
     return head, units, settings, constants
 
 
@@ -224,9 +194,8 @@ def _columns(path: Path, at: int, row: Sequence[str]) -> list[str]:
     if twice := next((name for name in columns if columns.count(name) > 1), ""):
         raise _wrong(path, at, f"duplicate column {twice}")
     if "metric" not in columns or not set(SIDES) & set(columns):
-        raise _wrong(
-            path, at, f"the columns {', '.join(columns)} need metric, and baseline, candidate or both"
-        )
+        wrong = f"the columns {', '.join(columns)} need metric, and baseline, candidate or both"
+        raise _wrong(path, at, wrong)
     return columns
 
 
@@ -263,9 +232,8 @@ def _line(
 
 def _count(path: Path, at: int, name: str, cell: str) -> int:
     if not cell.isascii() or not cell.isdigit() or int(cell) < 1:
-        raise _wrong(
-            path, at, f"{name}: expected a whole number of at least 1 without separators, got {cell!r}"
-        )
+        wrong = f"{name}: expected a whole number of at least 1 without separators, got {cell!r}"
+        raise _wrong(path, at, wrong)
     return int(cell)
 
 
@@ -275,13 +243,11 @@ def _number(path: Path, at: int, name: str, cell: str, scale: int, exact: bool) 
     except InvalidOperation:
         value = Decimal("nan")
     if not value.is_finite() or abs(value.adjusted()) > 30:
-        raise _wrong(
-            path, at, f"{name}: expected a number such as 7.85, without unit or separators, got {cell!r}"
-        )
+        wrong = f"{name}: expected a number such as 7.85, without unit or separators, got {cell!r}"
+        raise _wrong(path, at, wrong)
     if value <= 0 and name not in _SIGNED:
-        raise _wrong(
-            path, at, f"{name}: expected a number above 0, got {cell}; leave the field empty for no value"
-        )
+        wrong = f"{name}: expected a number above 0, got {cell}; leave the field empty for no value"
+        raise _wrong(path, at, wrong)
     places = value.as_tuple().exponent
     assert isinstance(places, int)  # it is finite
     half = Fraction(0) if exact and value == value.to_integral_value() else Fraction(10) ** places / 2

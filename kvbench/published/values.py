@@ -1,15 +1,13 @@
 """Intervals and quantities of a published table: what the rules compare."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from math import prod
 
 from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes
 from kvbench.published.table import BYTES, SIDES, Line, Stated, Table
-from kvbench.stats.regression import CONTEXTS, fit
 from kvbench.stats.regression import Line as Fit
+from kvbench.stats.regression import fit
 
 Interval = tuple[Fraction, Fraction]
 Values = Mapping[tuple[object, ...], list[tuple[Line, str, Stated]]]
@@ -24,16 +22,11 @@ def meet(interval: Interval, number: Stated) -> bool:
     return interval[0] <= number.high and number.low <= interval[1]
 
 
-def ends(number: Stated) -> Interval:
-    return number.low, number.high
-
-
 def holds(number: Stated, value: int, factor: Fraction = Fraction(1)) -> bool:
     return number.low * factor <= value <= number.high * factor
 
 
 def span(ends: Interval, unit: str = "") -> str:
-    """One number where both ends round to it, else `a to b`."""
     low, high = (f"{float(end):.4g}" for end in ends)
     return (low if low == high else f"{low} to {high}") + (f" {unit}" if unit else "")
 
@@ -43,7 +36,6 @@ def size_in(value: int, unit: str) -> str:
 
 
 def of_metric(table: Table, metric: str) -> Iterator[tuple[Line, str]]:
-    """Every (line, side) that gives a number of the metric."""
     return ((x, side) for x in table.lines if x.metric == metric for side in SIDES if side in x.numbers)
 
 
@@ -102,24 +94,20 @@ def of_shape(table: Table) -> Iterator[tuple[Line, str, int]]:
 
 
 def byte_ratio(line: Line) -> Interval | None:
-    """Candidate's bytes over the baseline's: as given, or those of a token's K and V; None where neither is
-    known.
-    """
+    """Candidate's bytes over the baseline's, as given or of a token's K and V; None where unknown."""
     if given := line.numbers.get("byte_ratio"):
-        return ends(given)
+        return given.low, given.high
     fmt = line.texts.get("kv_format")
     if fmt is None or "head_dim" not in line.counts:
         return None
-    native, own = (
-        _kv_bytes(line, name, 1, 1, 1) - _kv_bytes(line, name, 0, 1, 1) for name in ("native", fmt)
-    )
+    native, own = (_kv_bytes(line, f, 1, 1, 1) - _kv_bytes(line, f, 0, 1, 1) for f in ("native", fmt))
     return Fraction(own, native), Fraction(own, native)
 
 
 def time_ms(values: Values, line: Line, side: str, time: str) -> Interval | None:
     """ms of a decode step ("itl_ms") or of the prompt ("ttft_ms"): as given, or tokens over the rate."""
     if given := values.get(key_of(line, side, time)):
-        return ends(given[0][2])
+        return given[0][2].low, given[0][2].high
     rate, counts = RATE_OF[time]
     found = values.get(key_of(line, side, rate))
     if not found or not all(name in line.counts for name in counts):
@@ -129,8 +117,6 @@ def time_ms(values: Values, line: Line, side: str, time: str) -> Interval | None
 
 
 def fit_of(lines: list[Line], side: str) -> Fit | None:
-    if len(lines) < CONTEXTS:
-        return None
     return fit([line.counts["context"] for line in lines], [line.numbers[side].middle for line in lines])
 
 

@@ -138,31 +138,18 @@ def check_all(model: nn.Module, found: Sequence[Product]) -> None:
             )
 
 
-@dataclass(frozen=True)
-class Turn:
-    """The layers that the calls of a sample went over in turn, out of `of` with this shape. In bytes: stored,
-    native: their weights as the model holds them, and in the engine's dtype; model: all weights.
+def turn(layers: int, of: int, stored: int, native: int, l2: int, model: int) -> str:
+    """A sentence on the layers that the calls of a sample went over in turn, out of `of` with this shape.
+
+    In bytes: stored, native: their weights as the model holds them, and in the engine's dtype; model: all.
     """
-
-    layers: int
-    of: int
-    stored: int
-    native: int
-    l2: int
-    model: int
-
-    def __str__(self) -> str:
-        text = (
-            f"CUDA events over {self.layers} of {self.of} layers in turn, L2 {self.l2:,} B: weights "
-            f"{self.stored:,} B, {warmth(self.stored, self.l2)}; native ones {self.native:,} B, "
-            f"{warmth(self.native, self.l2)}"
-        )
-        if self.stored > self.l2:
-            return text
-        found = "exceed the L2, so its steps may find them cold"
-        if self.model <= self.l2:
-            found = "fit into the L2, so its steps find them warm too"
-        return f"{text}; the model's {self.model:,} B {found}"
+    held = f"weights {stored:,} B, {warmth(stored, l2)}; native ones {native:,} B, {warmth(native, l2)}"
+    text = f"CUDA events over {layers} of {of} layers in turn, L2 {l2:,} B: {held}"
+    if stored > l2:
+        return text
+    cold = "exceed the L2, so its steps may find them cold"
+    warm = "fit into the L2, so its steps find them warm too"
+    return f"{text}; the model's {model:,} B {cold if model > l2 else warm}"
 
 
 def run(ctx: Context) -> Measurement:
@@ -257,7 +244,7 @@ class Bench:
             "routes": routes,
             "boundaries": edges,
             "exact_row0_argmax": int(first.argmax()),
-            "timed_with": str(self._time(product, x, rows)) if self.timing else None,
+            "timed_with": self._time(product, x, rows) if self.timing else None,
             "rows": rows,
         }
 
@@ -300,7 +287,7 @@ class Bench:
             )
         return y, path, kernels
 
-    def _time(self, product: Product, x: Tensor, rows: list[dict[str, Any]]) -> Turn:
+    def _time(self, product: Product, x: Tensor, rows: list[dict[str, Any]]) -> str:
         """Add to the rows the microseconds a call of the path, the reference path and a native F.linear."""
         sizes = [layer.nbytes for layer in product.layers]
         layers = product.layers[: in_turn(sizes, self.l2)]
@@ -316,7 +303,7 @@ class Bench:
                 with using("reference"):
                     row["us_reference"] = microseconds(calls)
         held = sum(sizes[: len(layers)]), sum(weight.nbytes for weight, _ in native)
-        return Turn(len(layers), len(sizes), *held, self.l2, self.held)
+        return turn(len(layers), len(sizes), *held, self.l2, self.held)
 
 
 def in_turn(sizes: Sequence[int], l2: int) -> int:
@@ -350,10 +337,8 @@ def route_map(routes: Sequence[Sequence[Any]]) -> str:
 def ran(launches: Sequence[Launch]) -> tuple[str, list[str]]:
     """The path of the multiplying kernels ("mixed" or "unknown" if not one), and the names of all kernels."""
     names = _names(launches)
-    paths = {path_of_kernel(name) for name in names if name not in QUANTIZES}
-    if len(paths) != 1:
-        return "mixed" if paths else "unknown", names
-    return paths.pop() or "unknown", names
+    paths = {path_of_kernel(name) or "unknown" for name in names if name not in QUANTIZES} or {"unknown"}
+    return paths.pop() if len(paths) == 1 else "mixed", names
 
 
 def microseconds(calls: Sequence[Callable[[], Any]]) -> float:

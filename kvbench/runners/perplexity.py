@@ -136,13 +136,11 @@ def run(ctx: Context) -> Measurement:
     """Raises Refused("invalid_context") for a model with fewer positions than a chunk, KvbenchError for a
     text with nothing to score, NotAvailable for a corpus that is not here.
     """
-    options = ctx.options
+    options, protocol = ctx.options, ctx.options["protocol"]
     text = corpus(options["data"], ctx.data_dir, options["split"])
-    chunked, facts = chunk_text(options["protocol"], text, ctx.model.tokenizer)
+    chunked, facts = chunk_text(protocol, text, ctx.model.tokenizer)
     if not chunked.chunks:
-        raise KvbenchError(
-            f"{text.name} has nothing to score under {options['protocol']}; use a longer text."
-        )
+        raise KvbenchError(f"{text.name} has nothing to score under {protocol}; use a longer text.")
     total, limit = len(chunked.chunks), ctx.model.facts.max_context
     places = evenly(total, options["limit_chunks"])
     chunks = [chunked.chunks[i] for i in places]
@@ -157,7 +155,7 @@ def run(ctx: Context) -> Measurement:
     candidate, native = passes["candidate"], passes.get("native")
     samples: dict[str, Any] = {"chunks": candidate.chunks}
     facts |= {"data_sha": text.sha256, "data_source": text.source, "data_license": text.license}
-    facts |= {"protocol": options["protocol"], "split": text.split, "text": "raw", "chunk": SIZE}
+    facts |= {"protocol": protocol, "split": text.split, "text": "raw", "chunk": SIZE}
     facts |= {
         "scored": sum(c.scored for c in chunks),
         "tokens": chunked.tokens,

@@ -2,14 +2,10 @@
 
 An interval is two-sided, (low, high), or None where the data cannot give one. A NaN in the input gives NaN.
 
-Tokens of one document are not independent, so estimates over tokens are clustered by document. With few
-documents the t-intervals here cover better than a bootstrap over documents: for skewed divergences of 5
-documents a bootstrapped mean covers 73% where `clustered_mean` covers 92%, a bootstrapped 99th percentile 74%
-where `clustered_quantile` covers 94%; from 30 documents on they are close (tests/stats/test_coverage.py). So
-a bootstrap is shown but never decides.
+Tokens of one document are not independent, so estimates over tokens are clustered by document. The
+t-intervals here cover more than a bootstrap over few documents (of 5, the mean of a skewed divergence 92%
+against 73%: tests/stats/test_coverage.py), so a bootstrap is shown but never decides.
 """
-
-from __future__ import annotations
 
 import math
 import statistics
@@ -28,21 +24,15 @@ _Z_POWER = statistics.NormalDist().inv_cdf(POWER)
 
 
 def t_quantile(degrees: float, level: float = _LEVEL) -> float:
-    """Quantile of Student's t distribution; by default the half-width of a 95% interval in standard
-    errors."""
+    """Quantile of Student's t distribution; by default the one of a two-sided 95% interval."""
     from scipy.special import stdtrit  # starts in a fraction of the time of scipy.stats
 
     return float(stdtrit(degrees, level))
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The smallest sample with at least a share `q` of the gaps between samples below it (numpy's method
-    "higher").
-
-    The result is an observed sample, never an interpolated one: one stall of 300 ms among 99 gaps of 10 ms
-    gives p99 = 300 ms, where linear interpolation gives 12.9 ms. Raises ValueError for no values or q outside
-    [0, 1].
-    """
+    """An observed sample, never an interpolated one (numpy's method "higher"): one stall of 300 ms among 99
+    gaps of 10 ms gives p99 = 300 ms. Raises ValueError for no values or q outside [0, 1]."""
     if not values or not 0 <= q <= 1:
         raise ValueError(f"expected at least 1 value and q in [0, 1], got {len(values)} values and q={q}")
     if any(math.isnan(v) for v in values):
@@ -72,9 +62,7 @@ def median(values: Iterable[float]) -> float:
 def median_interval(values: Sequence[float]) -> Interval | None:
     """Distribution-free interval of the median (at least 95%); None from fewer than 6 values.
 
-    The ends are the k-th smallest and k-th largest value, with the largest k for which a binomial(n, 1/2)
-    count is below k with a probability of at most 2.5%.
-    """
+    It ends at the k-th value from either end, k the largest with P(binomial(n, 1/2) < k) <= 2.5%."""
     n, k, below = len(values), 0, 1
     while below / 2**n <= (1 - CONFIDENCE) / 2:
         k += 1
@@ -92,11 +80,8 @@ def exp(x: float) -> float:
 
 
 def wilson(successes: float, n: float, z: float = _Z) -> Interval:
-    """Wilson score interval of a share, without continuity correction.
-
-    `successes` and `n` may be fractional: n may be an effective sample size. z: normal quantile of the
-    confidence. Raises ValueError unless 0 <= successes <= n and n > 0.
-    """
+    """Wilson score interval of a share, without continuity correction. z: normal quantile of the confidence;
+    n may be an effective sample size. Raises ValueError unless 0 <= successes <= n and n > 0."""
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"expected 0 <= successes <= n and n > 0, got {successes} of {n}")
     p, z2 = successes / n, z * z
@@ -107,20 +92,16 @@ def wilson(successes: float, n: float, z: float = _Z) -> Interval:
 
 
 def mcnemar_p(b: int, c: int) -> float:
-    """Exact two-sided McNemar p-value of discordant counts b and c: binomial with n = b + c and probability
-    1/2."""
+    """Exact two-sided McNemar p-value of discordant counts b and c: a binomial test against 1/2."""
     from scipy.special import bdtr
 
     return min(1.0, 2.0 * float(bdtr(min(b, c), b + c, 0.5))) if b + c else 1.0
 
 
 def paired_difference(b: int, c: int, n: int) -> Interval:
-    """Interval of (b - c) / n for n paired outcomes: only the first succeeded in b pairs, only the second in
-    c.
+    """Interval of (b - c) / n for n pairs: only the first succeeded in b of them, only the second in c.
 
-    Bonett and Price's adjusted Wald interval (one added to each discordant count, two to n), cut to [-1, 1].
-    Unlike the plain Wald interval it has a width at b = c = 0.
-    """
+    Bonett and Price's adjusted Wald interval, cut to [-1, 1]; it has a width at b = c = 0 too."""
     if b < 0 or c < 0 or b + c > n or n == 0:
         raise ValueError(f"expected b, c >= 0, b + c <= n and n > 0, got b={b}, c={c}, n={n}")
     first, second = (b + 1) / (n + 2), (c + 1) / (n + 2)
@@ -129,43 +110,31 @@ def paired_difference(b: int, c: int, n: int) -> Interval:
 
 
 def detectable_difference(b: int, c: int, n: int) -> float:
-    """Smallest true (b - c) / n that `paired_difference` distinguishes from 0 with 80% power at these
-    counts."""
+    """Smallest true (b - c) / n that `paired_difference` tells from 0 with 80% power at these counts."""
     low, high = paired_difference(b, c, n)
     return (1 + _Z_POWER / _Z) * (high - low) / 2
 
 
 def equivalence_margin(interval: Interval) -> float:
-    """The smallest margin within which two one-sided tests (TOST, 2.5% each) find the difference equal to 0.
-
-    Both tests reject exactly when the 95% interval lies within [-margin, margin]. Non-inferiority is its
-    lower end.
-    """
+    """The smallest margin within which two one-sided tests (TOST, 2.5% each) find the difference equal to 0:
+    both reject exactly when the 95% interval lies within [-margin, margin]."""
     return largest(abs(end) for end in interval)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the input's order.
-
-    The k-th smallest of m is multiplied by m - k + 1, made no smaller than the one before it, and cut to 1.
-    Rejecting at or below alpha makes any false rejection at most alpha likely, whatever the dependence (Holm
-    1979).
-    """
-    m = len(p_values)
-    adjusted = [1.0] * m
-    worst = 0.0
-    for rank, i in enumerate(sorted(range(m), key=p_values.__getitem__)):
-        worst = max(worst, min(1.0, (m - rank) * p_values[i]))
+    """Holm's adjusted p-values, in the input's order (Holm 1979): rejecting at or below alpha makes any false
+    rejection at most alpha likely, whatever the dependence."""
+    adjusted, worst = [1.0] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[i] = worst
     return adjusted
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value, its interval, and the number of independent units (clusters, pairs) behind the interval.
-
-    worth: how many equally large units they are worth (Kish); None where all count alike.
-    """
+    """units: clusters or pairs behind the interval; worth: how many of equal size they are worth (Kish), None
+    where all count alike."""
 
     value: float
     interval: Interval | None
@@ -183,12 +152,10 @@ def clustered_ratio(
     """sum(numerators) / sum(denominators) with a cluster-robust t-interval.
 
     The standard error is the jackknife's: leaving a cluster out moves the ratio by the cluster's residual
-    (numerator less ratio times denominator) over the others' denominators; the error is sqrt((m - 1) / m *
-    sum(moves^2)). t has (sum n)^2 / sum n^2 - 1 degrees of freedom (Kish), and at least 1. For equal clusters
-    both equal the usual cluster-robust ones; those cover next to nothing where one document is most of the
-    text (tests/stats/test_coverage.py). No interval from fewer than 2 clusters or where one cluster holds
-    everything. A numerator that is not finite makes the value NaN. Raises ValueError when the lengths differ
-    or the denominators add up to 0.
+    over the others' denominators. t has (sum n)^2 / sum n^2 - 1 degrees of freedom (Kish), at least 1. For
+    equal clusters both equal the usual ones, which cover next to nothing where one document is most of the
+    text. No interval from fewer than 2 clusters or where one holds everything. A numerator that is not finite
+    makes the value NaN. Raises ValueError when lengths differ or the denominators add up to 0.
     """
     total = math.fsum(denominators)
     if not total > 0:
@@ -215,12 +182,8 @@ def clustered_bootstrap(
     clusters: Sequence[Hashable],
     resamples: int = 2000,
 ) -> Interval | None:
-    """Percentile bootstrap of sum(numerators) / sum(denominators) over clusters; None from fewer than 2
-    clusters.
-
-    For information only: with few clusters it is too narrow (tests/stats/test_coverage.py). The seed is
-    fixed, so equal data give an equal interval.
-    """
+    """Percentile bootstrap of the same ratio over clusters, with a fixed seed; None from fewer than 2. For
+    information only: with few clusters it is too narrow."""
     import numpy as np
 
     owners = list(dict.fromkeys(clusters))
@@ -237,11 +200,8 @@ def clustered_bootstrap(
 
 
 def clustered_mean(sums: Sequence[float], counts: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
-    """`clustered_ratio` of sums that are never negative, its interval on the logarithm (delta method).
-
-    Divergences are skewed to the right: an interval on the mean itself ends too early there and may begin
-    below 0. A mean of 0 (or below, by rounding) keeps the plain interval.
-    """
+    """`clustered_ratio` of sums that are never negative, its interval on the logarithm (delta method), since
+    divergences are skewed to the right. A mean of 0 (or below, by rounding) keeps the plain interval."""
     plain = clustered_ratio(sums, counts, clusters)
     if plain.interval is None or not plain.value > 0:
         return plain
@@ -252,11 +212,8 @@ def clustered_mean(sums: Sequence[float], counts: Sequence[float], clusters: Seq
 def clustered_share(
     successes: Sequence[float], counts: Sequence[float], clusters: Sequence[Hashable]
 ) -> Estimate:
-    """sum(successes) / sum(counts) with the Wilson interval of its effective sample size.
-
-    The effective size is that of independent samples with the t-interval's width, at most sum(counts). At a
-    share of 0 or 1 nothing is known about the clustering, and it is sum(counts), as is usual in surveys.
-    """
+    """sum(successes) / sum(counts) with the Wilson interval of its effective sample size: that of independent
+    samples with the t-interval's width, at most sum(counts), which it is at a share of 0 or 1."""
     plain = clustered_ratio(successes, counts, clusters)
     if plain.interval is None:
         return plain
@@ -268,11 +225,7 @@ def clustered_share(
 
 def clustered_quantile(values: Sequence[float], q: float, clusters: Sequence[Hashable]) -> Estimate:
     """`quantile`, with the quantiles at the ends of the interval of the share of samples up to it (Woodruff
-    1952).
-
-    No interval from fewer than 2 clusters, nor where it would end beyond the largest sample. Values that are
-    all equal have [value, value].
-    """
+    1952). No interval from fewer than 2 clusters, nor where it would end beyond the largest sample."""
     value, units = quantile(values, q), len(set(clusters))
     if math.isnan(value) or units < 2:
         return Estimate(value, None, units)
@@ -281,19 +234,14 @@ def clustered_quantile(values: Sequence[float], q: float, clusters: Sequence[Has
     below = clustered_share([float(v <= value) for v in values], [1.0] * len(values), clusters)
     if below.interval is None or (1 - below.interval[1]) * len(values) < 1:
         return replace(below, value=value, interval=None)
-    low, high = below.interval
-    ordered, last = sorted(values), len(values) - 1
-    return replace(
-        below, value=value, interval=(ordered[math.floor(low * last)], ordered[math.ceil(high * last)])
-    )
+    (low, high), ordered, last = below.interval, sorted(values), len(values) - 1
+    ends = ordered[math.floor(low * last)], ordered[math.ceil(high * last)]
+    return replace(below, value=value, interval=ends)
 
 
 def paired_ratio(candidate: Sequence[float], baseline: Sequence[float]) -> Estimate:
-    """Geometric mean of candidate / baseline over pairs, with a t-interval of the log-ratios (from 2 pairs
-    on).
-
-    NaN where a value is not positive and finite. Raises ValueError for no pairs or lengths that differ.
-    """
+    """Geometric mean of candidate / baseline over pairs, with a t-interval of the log-ratios (from 2 pairs).
+    NaN where a value is not positive and finite. Raises ValueError for no pairs or lengths that differ."""
     pairs = list(zip(candidate, baseline, strict=True))
     if not pairs:
         raise ValueError("expected at least 1 pair, got none")
@@ -305,12 +253,9 @@ def paired_ratio(candidate: Sequence[float], baseline: Sequence[float]) -> Estim
 
 
 def independent_difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
-    """mean(second) - mean(first) of independent samples with Welch's t-interval; none from fewer than 2 on a
-    side.
-
-    `effective` is one more than Welch and Satterthwaite's degrees of freedom. A value that is not finite
-    makes the result NaN. Raises ValueError for a side without samples.
-    """
+    """mean(second) - mean(first) of independent samples with Welch's t-interval (from 2 on each side);
+    `effective` is one more than its degrees of freedom. A value that is not finite makes the result NaN.
+    Raises ValueError for a side without samples."""
     n, sides = len(first) + len(second), (first, second)
     if not first or not second:
         raise ValueError("expected at least 1 value on each side")

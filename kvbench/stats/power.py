@@ -1,8 +1,8 @@
 """Power of an interval: the p-value of a limit, the minimum detectable effect, and the required sample size.
 
-All of it is computed from a value, its 95% interval and its number of independent units, so stored results
-and those of other tools can be judged too. An interval is symmetric on its unit's scale: the logarithm for
-ratios and percentages, the plain value for points, Wilson's score for shares.
+All of it follows from a value, its 95% interval and its number of independent units, so stored results can be
+judged too. An interval is symmetric on its unit's scale: the logarithm for ratios and percentages, the plain
+value for points, Wilson's score for shares.
 """
 
 from __future__ import annotations
@@ -18,11 +18,8 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class Spread:
-    """A value with its interval at `confidence`; low <= value <= high.
-
-    unit: name of a unit ("share", "pt", "%", "ratio", "nat", ...), which sets the scale. units: the clusters
-    or pairs behind a t-interval; None for a normal interval (shares, paired outcomes).
-    """
+    """A value with its interval at `confidence`. unit: name of a unit, which sets the scale; units: clusters
+    or pairs behind a t-interval, None for a normal interval (shares, paired outcomes)."""
 
     value: float
     low: float
@@ -37,24 +34,28 @@ class Spread:
 
     @property
     def skewed(self) -> bool:
-        """True for a divergence or a share over documents, whose interval covers less than its level, the
-        more so at a higher level (tests/stats/test_sequential.py)."""
+        """Whether its interval covers less than its level, the more so at a higher one: a divergence, or a
+        share over documents (tests/stats/test_sequential.py)."""
         return self.unit == "nat" or (self.unit == "share" and self.units is not None)
 
     def at(self, confidence: float) -> Spread:
         """The same value with its interval at a higher confidence, each side widened on the unit's scale.
 
         A share's effective n shrinks by the ratio of t to normal quantiles where it came from a t-interval.
-        Wilson's interval follows the normal tail, too narrow for a share near 0 or 1, so it is joined with
-        Clopper and Pearson's exact one.
+        Wilson's interval is too narrow for a share near 0 or 1, so it is joined with Clopper and Pearson's.
         """
         wider = replace(self, confidence=confidence)
         if confidence == self.confidence or not math.isfinite(self.value):
             return self
         if self.unit != "share":
-            factor = wider._quantile(wider._level) / self._quantile(self._level)
-            ends = [self._unscale(self._from_value(end, factor)) for end in (self.low, self.high)]
-            return replace(wider, low=min(self.low, ends[0]), high=max(self.high, ends[1]))
+            factor, centre = (
+                wider._quantile(wider._level) / self._quantile(self._level),
+                self._scale(self.value),
+            )
+            low, high = (
+                self._unscale(centre + (self._scale(end) - centre) * factor) for end in (self.low, self.high)
+            )
+            return replace(wider, low=min(self.low, low), high=max(self.high, high))
         n = self._effective()
         if math.isinf(n):
             return wider
@@ -63,14 +64,10 @@ class Spread:
         if self.units is not None:
             t, wider_t = (t_quantile(self._degrees, spread._level) for spread in (self, wider))
             n *= (wider._z / self._z * t / wider_t) ** 2
-        lows, highs = zip(
-            wilson(self.value * n, n, wider._z), _clopper_pearson(self.value * n, n, wider.alpha), strict=True
-        )
+        successes = self.value * n
+        ends = wilson(successes, n, wider._z), _clopper_pearson(successes, n, wider.alpha)
+        lows, highs = zip(*ends, strict=True)
         return replace(wider, low=min(self.low, *lows), high=max(self.high, *highs))
-
-    def _from_value(self, end: float, factor: float) -> float:
-        centre = self._scale(self.value)
-        return centre + (self._scale(end) - centre) * factor
 
     @property
     def _level(self) -> float:
@@ -85,63 +82,59 @@ class Spread:
         return max(1.0, (self.units or 0.0) - 1)
 
     def p_value(self, limit: float) -> float:
-        """Two-sided p-value of a true value at `limit`; below `alpha` exactly where the interval excludes
-        it."""
+        """Two-sided p-value of a true value at `limit`; below `alpha` where the interval excludes it."""
         if self.value == limit:
             return 1.0
-        error = self._error(limit)
+        if self.unit == "share":  # the error under a true value at the limit
+            n = self._effective()
+            error = math.sqrt(limit * (1 - limit) / n) if n else math.inf
+        else:
+            error = self._side(limit > self.value)
         if error == 0:
             return 0.0
-        distance = abs(self._scale(self.value) - self._scale(limit))
-        return 2 * self._tail(distance / error)
+        score = -abs(self._scale(self.value) - self._scale(limit)) / error
+        if self.units is None or self.unit == "share":
+            return 2 * _NORMAL.cdf(score)
+        from scipy.special import stdtr
+
+        return 2 * float(stdtr(self._degrees, score))
 
     def detectable(
         self, limit: float, above: bool, power: float = POWER, level: float | None = None
     ) -> float:
-        """The smallest distance of a true value above (or below) `limit` that this much data detects with
-        `power`.
-
-        Detected: the interval lies on that side of the limit. Infinite where no possible value is detected.
-        level: one-sided level of the interval's end, by default its own.
+        """The smallest distance of a true value above (or below) `limit` that puts the interval on that side
+        with `power`; infinite where no possible value does. level: one-sided, of the interval's end.
         """
         level = self._level if level is None else level
         if self.unit == "share":
             return self._detectable_share(limit if above else 1 - limit, power, level)
-        sign = 1 if above else -1
-        steps = self._quantile(level) + self._quantile(power)
+        steps = (self._quantile(level) + self._quantile(power)) * (1 if above else -1)
         # Above the limit, the interval's lower end has to clear it.
-        error = self._side(not above)
-        return abs(self._unscale(self._scale(limit) + sign * steps * error) - limit)
+        return abs(self._unscale(self._scale(limit) + steps * self._side(not above)) - limit)
 
     def needed(
         self, n: int | None, limit: float, above: bool, power: float = POWER, level: float | None = None
     ) -> int | None:
-        """How many samples would put the interval on the value's side of `limit`, if the true value is the
-        one found in `n` samples; None where no number would. Other arguments as in `detectable`.
+        """How many samples would put the interval on the value's side of `limit`, if the value found in `n`
+        samples is the true one; None where no number would. Other arguments as in `detectable`.
 
-        For a share: the n of the score test that Wilson's interval inverts, whose alternative has its own
-        variance (0 at 0 and 1, where the result is the first n whose interval clears the limit).
+        For a share: the n of the score test that Wilson's interval inverts.
         """
         distance = abs(self.value - limit)
         if self.unit != "share":
             return self.samples(n, self.detectable(limit, above, power, level), distance)
         if n is None or not distance > 1e-6 or not self._effective():
             return None
-        z, z_power, p = (
-            _NORMAL.inv_cdf(self._level if level is None else level),
-            _NORMAL.inv_cdf(power),
-            self.value,
-        )
-        root = (z * math.sqrt(limit * (1 - limit)) + z_power * math.sqrt(p * (1 - p))) / distance
-        needed = root**2 * n / self._effective()
+        z = _NORMAL.inv_cdf(self._level if level is None else level) * math.sqrt(limit * (1 - limit))
+        z_power = _NORMAL.inv_cdf(power) * math.sqrt(self.value * (1 - self.value))
+        needed = ((z + z_power) / distance) ** 2 * n / self._effective()
         return math.ceil(needed - 1e-9) if math.isfinite(needed) else None
 
     def samples(self, n: int | None, detectable: float, distance: float) -> int | None:
-        """How many samples would detect `distance`, given that `n` detect `detectable`; None where no number
-        would.
+        """How many samples detect `distance` where `n` detect `detectable`; None where no number would.
 
-        The error falls with sqrt(n). For paired outcomes it falls faster where few pairs differ: Bonett and
-        Price's error is sqrt(d n + 2) / (n + 2) for a differing share d, which is of order 1 / n at d = 0.
+        The error falls with sqrt(n); of paired outcomes, with sqrt(d n + 2) / (n + 2) for a differing share d
+        (Bonett and Price).
         """
         if n is None or not math.isfinite(detectable) or not distance > 1e-6 * detectable:
             return None
@@ -164,29 +157,18 @@ class Spread:
             return math.inf
         for _ in range(60):  # bisection: p - z * error grows with p from the threshold on
             p = (low + high) / 2
-            if p - z * math.sqrt(p * (1 - p) / n) >= threshold:
-                high = p
-            else:
-                low = p
+            detected = p - z * math.sqrt(p * (1 - p) / n) >= threshold
+            low, high = (low, p) if detected else (p, high)
         return high - limit
 
-    def _error(self, limit: float) -> float:
-        """The standard error towards `limit`; for a share, the one under a true value at the limit."""
-        if self.unit == "share":
-            n = self._effective()
-            return math.sqrt(limit * (1 - limit) / n) if n else math.inf
-        return self._side(limit > self.value)
-
     def _side(self, upper: bool) -> float:
+        """The standard error on one side of the value."""
         end = self.high if upper else self.low
         return abs(self._scale(end) - self._scale(self.value)) / self._quantile(self._level)
 
     def _effective(self) -> float:
-        """Effective n of a Wilson interval: (value - end)^2 = z^2 end (1 - end) / n at either end.
-
-        The farther end is the more precise one. An end at 0 or 1 was cut off and is not used; 0 where both
-        were.
-        """
+        """Effective n of a Wilson interval: (value - end)^2 = z^2 end (1 - end) / n at the farther end, which
+        is the more precise one. An end at 0 or 1 was cut off and is not used; 0 where both were."""
         ends = [end for end in (self.low, self.high) if 0 < end < 1]
         end = max(ends, key=lambda e: abs(e - self.value), default=self.value)
         if end == self.value:
@@ -212,13 +194,6 @@ class Spread:
         if self.units is None or self.unit == "share":
             return _NORMAL.inv_cdf(level)
         return t_quantile(self._degrees, level)
-
-    def _tail(self, score: float) -> float:
-        if self.units is None or self.unit == "share":
-            return _NORMAL.cdf(-score)
-        from scipy.special import stdtr
-
-        return float(stdtr(self._degrees, -score))
 
 
 def _clopper_pearson(successes: float, n: float, alpha: float) -> tuple[float, float]:

@@ -1,15 +1,8 @@
-"""Latency definitions: from the times at which tokens arrive to TTFT, ITL and rates. Pure; seconds in,
-seconds out.
+"""Latency definitions: from the times at which tokens arrive to TTFT, ITL and rates. Pure; in seconds.
 
 TTFT ends with the first chunk that holds a token. ITL is the gap between consecutive tokens of one sequence
 and never contains TTFT: its mean is (last arrival - first arrival) / (tokens - tokens of the first chunk).
-The rates obey
-
-    decode_tok_s(batch, gaps) == batch / mean(gaps)
-    prefill_tok_s(batch * length, ttft) * ttft == batch * length
 """
-
-from __future__ import annotations
 
 import itertools
 import math
@@ -39,18 +32,13 @@ class Timing:
 def request_timing(
     submitted: float, arrivals: Sequence[float], chunk_tokens: Sequence[int] | None = None
 ) -> Timing:
-    """Timing of one request of one sequence, all times from one monotonic clock.
-
-    arrivals: time of each chunk; chunk_tokens: tokens in each, default 1. A chunk without tokens (a role, a
-    usage line) is skipped. The n tokens of a chunk share its gap evenly, since they came at once. Raises
-    FailedRequestError for no token at all, ValueError for times that go backwards.
-    """
+    """Timing of one request of one sequence. arrivals: time of each chunk; chunk_tokens: tokens in each,
+    default 1. A chunk without tokens (a role, a usage line) is skipped; the n tokens of a chunk share its gap
+    evenly. Raises FailedRequestError for no token at all, ValueError for times that go backwards."""
     sizes = [1] * len(arrivals) if chunk_tokens is None else list(chunk_tokens)
     chunks = [(at, n) for at, n in zip(arrivals, sizes, strict=True) if n > 0]
     if not chunks:
-        raise FailedRequestError(
-            "the request failed: it gave no output token, so it has neither TTFT nor ITL"
-        )
+        raise FailedRequestError("the request failed: it gave no output token")
     times = [submitted, *(at for at, _ in chunks)]
     if any(later < earlier for earlier, later in itertools.pairwise(times)):
         raise ValueError(f"times go backwards: {times}; take them from a monotonic clock")
@@ -61,10 +49,7 @@ def request_timing(
 
 
 def wrong_gap_count(requests: Sequence[Mapping[str, Any]]) -> str:
-    """Which request does not have N - 1 gaps for its N output tokens, as a sentence, or "".
-
-    Any other count means that TTFT or a chunk was counted as a token gap.
-    """
+    """Which request does not have N - 1 gaps for its N output tokens, as a sentence, or ""."""
     for one in requests:
         tokens, gaps = one["new_tokens"], len(one["itl_ms"])
         if gaps != tokens - 1:

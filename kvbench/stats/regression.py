@@ -1,7 +1,4 @@
-"""Least-squares lines of latency over context: fit, break-even point of two lines, ratio of their slopes.
-Pure."""
-
-from __future__ import annotations
+"""Least-squares lines of latency over context: fit, break-even of two lines, ratio of their slopes. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -10,17 +7,13 @@ from dataclasses import dataclass
 from kvbench.stats.intervals import Estimate, Interval, exp, t_quantile
 
 CONTEXTS = 3  # a line through two points always fits exactly
-
-# A slope ratio below this share of the byte ratio is more than scatter.
-SLACK = 0.95
+SLACK = 0.95  # a slope ratio below this share of the byte ratio is more than scatter
 
 
 @dataclass(frozen=True)
 class Line:
-    """y = slope * x + intercept by least squares.
-
-    error, intercept_error: standard errors; points: number of (x, y) pairs; middle: their mean x.
-    """
+    """y = slope * x + intercept by least squares. error, intercept_error: standard errors; points: number of
+    (x, y) pairs; middle: their mean x."""
 
     slope: float
     intercept: float
@@ -52,38 +45,24 @@ def fit(xs: Sequence[float], ys: Sequence[float]) -> Line | None:
     intercept = y_mean - slope * x_mean
     rest = math.fsum((y - slope * x - intercept) ** 2 for x, y in zip(xs, ys, strict=True))
     scatter = math.sqrt(rest / (n - 2))
-    return Line(
-        slope,
-        intercept,
-        scatter / math.sqrt(spread),
-        scatter * math.sqrt(1 / n + x_mean**2 / spread),
-        n,
-        x_mean,
-    )
+    errors = scatter / math.sqrt(spread), scatter * math.sqrt(1 / n + x_mean**2 / spread)
+    return Line(slope, intercept, *errors, n, x_mean)
 
 
 def break_even(line: Line, baseline: Line) -> tuple[float | None, Interval | None, str]:
-    """(the x from which `line` lies below `baseline`, its interval, a note).
-
-    0 where it lies below from the start. None with the reason where there is no such x: the lines are
-    parallel within their scatter, or `line` is steeper, so an advantage ends at the crossing. The interval is
-    Fieller's: every x at which the lines do not differ beyond their scatter.
-    """
+    """(the x from which `line` lies below `baseline`, its interval, a note); None with the reason where the
+    lines are parallel within their scatter or `line` is steeper. The interval is Fieller's: every x at which
+    the lines do not differ beyond their scatter."""
     gain, head_start = baseline.slope - line.slope, line.intercept - baseline.intercept
     t = t_quantile(min(line.points, baseline.points) - 2)
     noise = t * math.hypot(line.error, baseline.error)
     if abs(gain) <= max(noise, 1e-9 * max(abs(baseline.slope), abs(line.slope))):
-        return (
-            None,
-            None,
-            "the lines are parallel within their scatter, so no context changes which is faster",
-        )
+        return None, None, "the lines are parallel within their scatter: no context changes which is faster"
     crossing = head_start / gain
     if gain < 0:
         until = f"only up to a context of {crossing:,.0f} tokens" if crossing > 0 else "at no context"
         return None, None, f"faster {until}: its ITL grows faster with the context than native's"
-    # (head_start - gain x)^2 = t^2 var(x), and var(x) = sum of intercept_error^2 - 2 error^2 middle x +
-    # error^2 x^2
+    # (head_start - gain x)^2 = t^2 var(x); var(x) sums intercept_error^2 - 2 error^2 middle x + error^2 x^2
     both = (line, baseline)
     a = gain**2 - t**2 * math.fsum(one.error**2 for one in both)
     b = head_start * gain - t**2 * math.fsum(one.error**2 * one.middle for one in both)
@@ -94,10 +73,8 @@ def break_even(line: Line, baseline: Line) -> tuple[float | None, Interval | Non
 
 
 def slope_ratio(line: Line, baseline: Line) -> Estimate | None:
-    """line.slope / baseline.slope with a t-interval of its logarithm; None where a slope is not above 0.
-
-    The degrees of freedom are those of the line with fewer points, which is conservative.
-    """
+    """line.slope / baseline.slope with a t-interval of its logarithm, with the degrees of freedom of the line
+    with fewer points; None where a slope is not above 0."""
     if line.slope <= 0 or baseline.slope <= 0:
         return None
     ratio = line.slope / baseline.slope

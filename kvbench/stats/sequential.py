@@ -1,13 +1,9 @@
 """Sequential looks at a growing sample (`kvbench run --until-decided`), at a corrected level.
 
-Testing a claim at each of K looks is wrong more often than testing it once. So each look, the last one
-included, is judged at 5% / K (Bonferroni), which keeps the joint error at 5% whatever the dependence. K is
-the number of planned looks, however many are taken. A skewed estimate (`Spread.skewed`) can pass only at its
-last look, because at a higher level its intervals are too narrow on the side of a pass. It can fail at any
-look.
+Each of K planned looks, the last one included, is judged at 5% / K (Bonferroni), which keeps the joint error
+at 5% whatever the dependence. A skewed estimate (`Spread.skewed`) can fail at any look and pass only at its
+last one, because at a higher level its intervals are too narrow on the side of a pass.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +13,6 @@ from kvbench.stats.intervals import CONFIDENCE
 
 @dataclass(frozen=True)
 class Look:
-    """Look `number` of `of`, judged at `confidence`."""
-
     number: int
     of: int
     confidence: float
@@ -38,8 +32,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Looks:
-    """option: the runner's option that sets the sample size; sizes: its value at each look, the last one from
-    the matrix."""
+    """option: the runner's option that sets the sample size; sizes: its value at each look."""
 
     option: str
     sizes: tuple[Any, ...]

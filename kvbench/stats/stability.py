@@ -1,15 +1,9 @@
 """How stable the machine was while a record's requests were timed: drift, outliers, stalls, slowdowns. Pure.
 
 A request is an entry of a latency record's `samples["arms"]`. Its time, in ms, is one of three quantities:
-
-    ttft      its TTFT
-    itl       the mean gap between its tokens
-    request   from submission to the last token
-
-Without device states (older records), slowdowns are unknown and the rest is still computed.
+`ttft`, `itl` (the mean gap between its tokens), `request` (from submission to the last token). Without device
+states (older records), slowdowns are unknown and the rest is still computed.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,16 +19,13 @@ LEAST_FOR_DRIFT = 4  # fewer requests leave no degrees of freedom
 
 # Modified z-scores of Iglewicz and Hoaglin (1993): 0.6745 is the MAD of a standard normal distribution.
 Z_LIMIT, MAD_OF_NORMAL = 3.5, 0.6745
-LEAST_DISTANCE = (
-    0.05  # a small sample can have a tiny MAD by chance; closer to the median is never an outlier
-)
+LEAST_DISTANCE = 0.05  # a small sample can have a tiny MAD by chance: closer is never an outlier
 LEAST_FOR_OUTLIERS = 5
 
 STALL = 2.0  # a step that takes more than this many medians of its request
 LEAST_FOR_STALLS = 5
 
-# Throttle reasons (all: machine/device_state.py) that lower clocks. A power cap is normal at full load:
-# shown, no slowdown.
+# Throttle reasons (all: machine/device_state.py) that lower clocks; a power cap is normal at full load.
 SLOWDOWNS = ("hw slowdown", "sw thermal", "hw thermal", "hw power brake")
 QUOTA, THERMAL = "cpu quota", "thermal violation"
 LOST_SHARE = 0.01  # counters of lost time count from this share of the request's time
@@ -52,11 +43,8 @@ def time_of(arm: Arm, quantity: str) -> float | None:
 
 @dataclass(frozen=True)
 class Drift:
-    """Least squares of log(time) = level of the arm + slope * order, with one slope for both arms.
-
-    error: standard error of the slope; degrees: requests - arms - 1; first, last: orders of the first and
-    last request.
-    """
+    """Least squares of log(time) = level of the arm + slope * order, with one slope for both arms. error: of
+    the slope; degrees: requests - arms - 1; first, last: orders of the first and last request."""
 
     slope: float
     error: float
@@ -95,8 +83,7 @@ def drift(arms: Sequence[Arm], quantity: str = "request") -> Drift | str:
     for arm, y in zip(arms, logs, strict=True):
         groups.setdefault(arm["arm"], []).append((float(arm["order"]), y))
     centred = [pair for group in groups.values() for pair in _centred(group)]
-    spread = math.fsum(x * x for x, _ in centred)
-    degrees = len(arms) - len(groups) - 1
+    spread, degrees = math.fsum(x * x for x, _ in centred), len(arms) - len(groups) - 1
     if spread == 0 or degrees < 1:
         return "each arm has only one request"
     slope = math.fsum(x * y for x, y in centred) / spread
@@ -106,11 +93,8 @@ def drift(arms: Sequence[Arm], quantity: str = "request") -> Drift | str:
 
 
 def outliers(arms: Sequence[Arm], quantity: str) -> dict[int, float] | str:
-    """Order of each outlying request -> its time over its arm's median, or the reason why none is looked for.
-
-    An outlier has a modified z-score above 3.5 (of its log time, within its arm) and is 5% or more from the
-    median.
-    """
+    """Order of each outlying request -> its time over its arm's median, or the reason why none is looked for:
+    a modified z-score above 3.5 (of log times, within the arm), and 5% or more from the median."""
     found: dict[int, float] = {}
     for name in dict.fromkeys(arm["arm"] for arm in arms):
         own = [arm for arm in arms if arm["arm"] == name]
@@ -138,11 +122,9 @@ def stalls(arm: Arm) -> int | None:
 
 
 def slowdown(arm: Arm) -> tuple[str, ...] | None:
-    """What slowed the device down during a request; () for nothing, None where that could not be read.
-
-    Either a throttle reason of SLOWDOWNS before or after it, or a counter (thermal violations, CPU quota of
-    the process's control groups) that grew by 1% or more of the request's time.
-    """
+    """What slowed the device down during a request: a throttle reason of SLOWDOWNS before or after it, or a
+    counter (thermal violations, CPU quota) that grew by 1% or more of its time; () for nothing, None where
+    that could not be read."""
     state = arm.get("device")
     if not state:
         return None
@@ -194,8 +176,7 @@ def device_values(arms: Iterable[Arm], key: str) -> list[float]:
 
 
 def other_processes_text(found: Mapping[str, Any] | None) -> str:
-    """`2 other processes on the GPU with 1,024 B`, from the fact `other_processes`; "" where none are
-    known."""
+    """`2 other processes on the GPU with 1,024 B`, from the fact `other_processes`, or ""."""
     if not found or not found["count"]:
         return ""
     held = "" if found["bytes"] is None else f" with {found['bytes']:,} B"

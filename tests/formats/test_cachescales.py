@@ -1,7 +1,5 @@
 """Scales of a KV cache in a checkpoint: names that exporters write, exact values in every dtype, refusals."""
 
-from __future__ import annotations
-
 import json
 import struct
 

@@ -1,7 +1,5 @@
 """Pools from a memory budget: as many pages as the formula allows, and the refusal before an allocation."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

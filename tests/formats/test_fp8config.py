@@ -1,7 +1,5 @@
 """What the quantization_config of a checkpoint says, what is refused, and which modules it converts."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvbench.errors import UsageError

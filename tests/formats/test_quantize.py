@@ -1,7 +1,5 @@
 """Exact values of the KV quantizers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -37,11 +35,6 @@ def normal(*shape, seed):
 
 def raw(codes):
     return codes.view(torch.uint8).tolist()
-
-
-def back(fmt, x, scale=None):
-    result = QUANTIZE[fmt](x, scale)
-    return dequantize(result.codes, scale if result.scales is None else result.scales, torch.float32)
 
 
 def static_scale(fmt, value=0.05):
@@ -162,32 +155,14 @@ def test_a04_t5_minus_128_never_appears_and_ties_go_to_even(code):
 # A05: outliers
 
 
-@pytest.mark.parametrize(
-    ("outlier", "int8", "fp8"),
-    [(None, 0.0065, 0.026), (30.0, 0.068, 0.026), (100.0, 0.226, 0.0265)],
-    ids=["gaussian", "one_channel_x30", "one_channel_x100"],
-)
-def test_a05_t1_outlier_channel_flips_the_ranking(outlier, int8, fp8):
-    x = normal(4096, 128, seed=3)
-    if outlier is not None:
-        x[:, 7] *= outlier
-    keep = torch.arange(128) != 7
-    error = {}
-    for fmt in ("int8_sym", "fp8_e4m3"):
-        difference = (back(fmt, x) - x)[:, keep]
-        error[fmt] = (difference.square().mean() / x[:, keep].square().mean()).sqrt().item()
-    assert error["int8_sym"] == pytest.approx(int8, rel=0.06)
-    assert error["fp8_e4m3"] == pytest.approx(fp8, rel=0.06)
-    assert (error["int8_sym"] < error["fp8_e4m3"]) == (outlier is None)
-
-
 def test_a05_t2_one_outlier_silences_an_int8_row_and_not_an_e4m3_row():
     x = torch.full((1, 64), 0.4)
     x[0, -1] = 127.0
     int8, fp8 = quantize_int8_sym(x), quantize_fp8_e4m3(x)
     assert (int8.scales.item(), int8.codes[0].tolist()) == (1.0, [0] * 63 + [127])
     assert fp8.scales.item() == pytest.approx(127 / 448)
-    assert back("fp8_e4m3", x)[0, 0].item() == pytest.approx(0.3898, abs=5e-5)
+    restored = dequantize(fp8.codes, fp8.scales, torch.float32)
+    assert restored[0, 0].item() == pytest.approx(0.3898, abs=5e-5)
 
 
 # A06: E4M3

@@ -1,7 +1,5 @@
 """Gate policies that load; tests/matrix/mistakes.txt has what is refused."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

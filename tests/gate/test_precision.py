@@ -1,7 +1,5 @@
 """requested = resolved = effective: what the first check of a verdict fails, and what a gate may allow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any

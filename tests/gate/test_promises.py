@@ -5,8 +5,6 @@ The runs of the same are real ones (runners and engines on a tiny model) and mad
 cells).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

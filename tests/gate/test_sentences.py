@@ -2,8 +2,6 @@
 it after a change of words, run `python -m tests.gate.test_sentences` and review the difference.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

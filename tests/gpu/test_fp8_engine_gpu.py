@@ -25,7 +25,7 @@ from kvbench.models.catalog import TINY
 from kvbench.records.record import MISMATCH, VERIFIED, Evidence, Level
 from kvbench.runners import gemm
 from kvbench.runners.context import Context
-from kvbench.runners.gemm import Turn
+from kvbench.runners.gemm import turn
 from kvbench_kernels.gemm import fp8_linear, fp8_route
 from kvbench_kernels.gemm.blockwise import dequantize_blocks
 from kvbench_kernels.gemm.fp8_route import W8A8
@@ -192,16 +192,16 @@ def test_products_of_a_small_model_are_timed_warm_and_the_record_says_so(
     found = timed(monkeypatch)
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
     assert list(found) == ["512 x 256", "256 x 256", "320 x 256", "256 x 320"]
-    assert found["512 x 256"] == str(Turn(4, 4, 524_416, 1_048_576, l2, 2_038_752))
+    assert found["512 x 256"] == turn(4, 4, 524_416, 1_048_576, l2, 2_038_752)
     assert set(re.findall("warm|cold", found["512 x 256"])) == {"warm"}
 
 
 def test_products_are_timed_cold_over_layers_that_exceed_the_l2(monkeypatch: pytest.MonkeyPatch) -> None:
     found = timed(monkeypatch, l2=40_000)
     assert found == {
-        "512 x 256": str(Turn(2, 4, 262_208, 524_288, 40_000, 2_038_752)),
-        "256 x 256": str(Turn(3, 4, 196_656, 393_216, 40_000, 2_038_752)),
-        "320 x 256": str(Turn(2, 8, 163_888, 327_680, 40_000, 2_038_752)),
-        "256 x 320": str(Turn(2, 4, 163_888, 327_680, 40_000, 2_038_752)),
+        "512 x 256": turn(2, 4, 262_208, 524_288, 40_000, 2_038_752),
+        "256 x 256": turn(3, 4, 196_656, 393_216, 40_000, 2_038_752),
+        "320 x 256": turn(2, 8, 163_888, 327_680, 40_000, 2_038_752),
+        "256 x 320": turn(2, 4, 163_888, 327_680, 40_000, 2_038_752),
     }
     assert {word for text in found.values() for word in re.findall("warm|cold", text)} == {"cold"}

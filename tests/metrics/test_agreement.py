@@ -1,7 +1,5 @@
 """Token agreement from hand-written records: shares, divergences, near-ties, lengths."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

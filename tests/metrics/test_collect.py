@@ -1,7 +1,5 @@
 """The collected metrics and the rows of a run."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

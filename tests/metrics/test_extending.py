@@ -1,8 +1,6 @@
 """A metric is one file: a toy one is added to a file of a copy of kvbench. (tests/runners has a toy
 runner.)"""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Latency from hand-written records: times, rates, and ratios over interleaved pairs."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

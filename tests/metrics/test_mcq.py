@@ -1,7 +1,5 @@
 """Multiple choice from hand-written records: accuracies, paired differences, noise floors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

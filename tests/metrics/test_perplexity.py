@@ -1,8 +1,6 @@
 """Perplexity and divergence from hand-written records: exact values, pairing by chunk, intervals by
 document."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

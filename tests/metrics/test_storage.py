@@ -1,7 +1,5 @@
 """Bytes and parity from hand-written records: exact values, worst cases, what is not comparable."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

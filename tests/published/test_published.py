@@ -1,7 +1,5 @@
 """Published tables as files: what is read of them, and what is refused by line."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 

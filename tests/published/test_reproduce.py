@@ -1,7 +1,5 @@
 """A published table and invented rows: same shape, flipped order, flipped sign, missing rows."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -15,8 +13,7 @@ from kvbench.cli.main import app
 from kvbench.matrix.cells import CELL_KEYS, Cell
 from kvbench.metrics.collect import METRICS, Row
 from kvbench.published.catalogue import TABLES, files, named
-from kvbench.published.reproduce import Ours, Rule, compare
-from kvbench.published.shape import (
+from kvbench.published.reproduce import (
     AGREES,
     COMPUTED,
     DIFFERS,
@@ -26,7 +23,10 @@ from kvbench.published.shape import (
     SHOWN,
     Compared,
     Order,
+    Ours,
+    Rule,
     Shape,
+    compare,
     direction,
     order_of,
     stated_change,
@@ -42,7 +42,7 @@ class Made:
         self.cells: list[Cell] = []
         self.rows: list[Row] = []
 
-    def cell(self, keys: Mapping[str, Any], variant: str = "", **values: Any) -> Made:
+    def cell(self, keys: Mapping[str, Any], variant: str = "", **values: Any) -> "Made":
         """values: a number, or (value, low, high)."""
         same = [c for c in self.cells if c.spec == {**CELL_KEYS, **keys}]
         at = same[0].id if same else f"c{len(self.cells)}"
@@ -75,7 +75,7 @@ def states(shape: Shape) -> list[str]:
 # Bytes: exact.
 
 
-def page(native: int = 65_536, int8: int = 33_280) -> Made:
+def page(native: int = 65_536, int8: int = 33_280) -> "Made":
     at = {"context": 16}
     return (
         Made()
@@ -92,7 +92,7 @@ def test_bytes_are_equal_or_differ_by_one() -> None:
     assert bad.rows[0].sentence == "baseline equal; candidate is 33,281 B, published 33280 B."
 
 
-def memory() -> Made:
+def memory() -> "Made":
     made = Made()
     for model, layers, heads, tokens in (
         ("tinyllama-1.1b-cache", 22, 4, 160),
@@ -137,7 +137,7 @@ def itl(
     one: Mapping[tuple[int, int], float] = NO_SPLITS,
     spread: float = 0.001,
     weights_ratio: float = 0.6,
-) -> Made:
+) -> "Made":
     """A run with these ratios of FP8 to native KV (both with FP8 weights), paired with native."""
     made = Made()
 
@@ -238,7 +238,7 @@ def test_a_rates_change_is_that_of_the_time_upside_down() -> None:
     assert shape.rows[0].ours["change"].startswith("1.55x")
 
 
-def quality(both: tuple[float, float, float], mmlu: tuple[float, float, float]) -> Made:
+def quality(both: tuple[float, float, float], mmlu: tuple[float, float, float]) -> "Made":
     native, fp8 = {"weights": "native"}, {"weights": "fp8_block128"}
     cache = {**fp8, "kv_format": "fp8_e4m3"}
     made = Made().cell(native, weight_bytes=16e9).cell(fp8, weight_bytes=9e9)

@@ -1,7 +1,5 @@
 """The rules on published tables: a table that breaks each, one that keeps it, and real tables."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -58,7 +58,7 @@ def gate(*checks: Check, allow_partial: bool = True) -> Gate:
 def outcome(
     status: str, metric: str = "", variant: str = "", cells: tuple[str, ...] = ("c",), **more: Any
 ) -> Outcome:
-    return Outcome("x", metric, cells[0], variant, status, None, "", "", cells=cells, **more)
+    return Outcome("x", status, "", "", cells, metric, variant, **more)
 
 
 def test_every_runner_has_a_stage() -> None:

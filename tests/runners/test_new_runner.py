@@ -3,8 +3,6 @@
 A toy one is added to a copy of kvbench.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import shutil

@@ -2,8 +2,6 @@
 refused.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -11,13 +9,11 @@ import torch
 
 from kvbench.data.corpora import corpus
 from kvbench.errors import KvbenchError, NotAvailable, Refused
-from kvbench.metrics.perplexity import values
 from kvbench.runners import perplexity
 from kvbench.runners.perplexity import KEPT, Divergence, Pass, chunk_text, rerun_difference
 from kvbench.runners.text.chunking import Chunk
 from kvbench.runners.text.logits import Compared, logprobs
 from tests.factories.quality_tools import bpe_tokenizer, context, reference_logprobs, tiny_model
-from tests.factories.runs.made import record
 
 PROTOCOLS = ("stream512", "rows512", "llamacpp")
 
@@ -87,23 +83,6 @@ def test_a17_t5_rows_packed_together_score_as_each_alone(model, tmp_path):
         assert chunk["nll"] == pytest.approx(alone["nll"], rel=1e-6)
 
 
-@pytest.mark.parametrize("kv_format", ["native", "int8_sym"])
-def test_a17_t5_a_batch_of_5_and_9_tokens_is_each_alone(model, kv_format):
-    """Nothing is padded, so no pad token is scored and no row hangs on its neighbour."""
-    ctx = context(model, "perplexity", kv_format=kv_format)
-    short, long = (Chunk(tuple(range(20, 20 + n)), 1, 0) for n in (5, 9))
-
-    def scored(*pack):
-        one = Pass(ctx.engine(sequences=2, tokens=16), 512)
-        rows = one.forward(pack)
-        return [logprobs(r, torch.tensor(c.tokens[1:])) for r, c in zip(rows, pack, strict=True)]
-
-    for batch in ((short, long), (long, short)):
-        for got, chunk in zip(scored(*batch), batch, strict=True):
-            assert len(got) == chunk.scored == len(chunk.tokens) - 1
-            torch.testing.assert_close(got, scored(chunk)[0], rtol=1e-6, atol=1e-5)
-
-
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3"])
 def test_a03_t3_one_repeated_token_with_zeroed_values_has_a_finite_perplexity(kv_format):
     zeroed = tiny_model()
@@ -167,24 +146,6 @@ def test_a_candidate_is_compared_with_a_native_pass_that_repeats_the_baseline(mo
     assert again.samples["top1_equal"] == again.facts["scored"]
     alone = measure(model, text, kv_format="fp8_e4m3", baseline=baseline, kld=False)
     assert (set(alone.samples), alone.facts["seconds_native"]) == ({"chunks"}, None)
-
-
-def test_two_real_runs_of_the_baseline_have_intervals_around_nothing(model, text):
-    """The second run uses other chunk sizes, so it rounds differently; each chunk counts as a document."""
-    baseline = measure(model, text)
-    again = measure(model, text, baseline=baseline, spec={"prefill_chunk": 100})
-    sides = [record("perplexity", m.samples, m.facts) for m in (again, baseline)]
-    for side in sides:
-        for i, chunk in enumerate(side.samples["chunks"]):
-            chunk["document"] = i
-    found = {v.metric: v for v in values(*sides)}
-    change, kld, top1 = (found[m] for m in ("ppl_delta_pct", "kld_mean", "top1_agreement"))
-    assert abs(change.value) < 1e-3
-    assert change.low <= 0 <= change.high
-    assert kld.value < 1e-9
-    assert kld.high < 1e-8
-    assert top1.value == 1
-    assert top1.low > 0.99
 
 
 def test_a_limit_is_partial_and_spread_evenly_and_a_prefill_chunk_changes_no_sum(model, text):

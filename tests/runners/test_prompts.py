@@ -1,7 +1,5 @@
 """Prompts, joint encoding, BOS and truncation of the multiple-choice tasks (A18, A19)."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

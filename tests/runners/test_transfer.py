@@ -1,7 +1,5 @@
 """The transfer runner: exact bytes both ways, bit identity, bandwidth, and recorded precision (A08)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Intervals over documents cover the true value on made-up losses; a bootstrap is compared; fixed seeds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The statistics know nothing of kvbench, and import scipy and numpy only where they use them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

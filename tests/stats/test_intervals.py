@@ -1,7 +1,5 @@
 """Statistics against scipy, numpy and hand-worked values."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

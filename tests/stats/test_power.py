@@ -1,7 +1,5 @@
 """What a sample decides: p-values against scipy and statsmodels, detectable effects against simulation."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """TTFT and ITL arithmetic."""
 
-from __future__ import annotations
-
 import math
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """Lines of ITL over the context: exact ones, their intervals, crossings and slopes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

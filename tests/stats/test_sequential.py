@@ -1,7 +1,5 @@
 """Looks at a growing sample: their level against scipy, the manifest, simulated error rates."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Drift, outliers, stalls and slowdowns of made-up requests: exact values, and oracles for the line."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

@@ -32,9 +32,8 @@ from kvbench.engines.reference.weights.prepare import prepared
 from kvbench.engines.reference.weights.quantize_model import quantize_model
 from kvbench.engines.reference.weights.tensor_files import TensorFiles, check_finite
 from kvbench.errors import KvbenchError, UsageError
-from kvbench.formats.checkpoint_scales import Stored, of_cache, stored_scales
+from kvbench.formats.checkpoint_scales import FETCH_AGAIN, Stored, of_cache, stored_scales
 from kvbench.formats.fp8_checkpoint import Fp8Config, fp8_config, not_native
-from kvbench.formats.safetensors_header import FETCH_AGAIN
 from kvbench.formats.scales import from_checkpoint
 from kvbench.matrix.resolve import Request, resolve
 from kvbench.models.attention_facts import LayerFacts, ModelFacts, facts_from_config

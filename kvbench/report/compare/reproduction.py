@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvbench.published.shape import NOT_RUN, Shape
+from kvbench.published.reproduce import NOT_RUN, Shape
 from kvbench.published.table import Table
 from kvbench.render.numbers import plain
 

@@ -125,9 +125,7 @@ class Sampler:
         if self.new_tokens < 1:
             raise UsageError(f"max_gen_toks: expected at least 1, got {self.new_tokens}.")
         if self.do_sample and not self.temperature > 0:
-            raise UsageError(
-                f"temperature with do_sample: expected a number above 0, got {self.temperature}."
-            )
+            raise UsageError(f"temperature with do_sample: expected above 0, got {self.temperature}.")
 
     def ended(self, ids: Sequence[int], tokenizer: Any) -> bool:
         if ids[-1] in self.ends or len(ids) >= self.new_tokens:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from kvbench.data.corpora import Corpus, corpus, evenly, first_ids
@@ -58,10 +59,8 @@ def plain_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
 def bos_ids(tokenizer: Any) -> list[int]:
     """The ids that the tokenizer adds before a text by default: its BOS, or none."""
     bare, dressed = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
-    for start in range(len(dressed) - len(bare) + 1):
-        if dressed[start : start + len(bare)] == bare:
-            return list(dressed[:start])
-    return []
+    starts = range(len(dressed) - len(bare) + 1)
+    return next((list(dressed[:i]) for i in starts if dressed[i : i + len(bare)] == bare), [])
 
 
 def end_ids(tokenizer: Any, config: Any) -> list[int]:
@@ -119,11 +118,8 @@ def strings(prompt: str, answers: Sequence[str]) -> list[str]:
 
 
 def join(prompt: Sequence[int], wholes: Sequence[Sequence[int]], bos: Sequence[int]) -> Pair | None:
-    """Split each jointly encoded string after the prompt's own tokens; None if an answer or the context is
-    empty.
-
-    A tokenizer may merge the prompt's last token with the answer ("Ans" + "wer" -> "Answer"). The split then
-    moves back to the last token that all strings share, so that every choice scores the same text.
+    """Split each jointly encoded string after the prompt's own tokens. A tokenizer may merge the last of them
+    with the answer ("Ans" + "wer" -> "Answer"): the split then moves back to the last token that all share.
     """
     shared = common_length([prompt, *wholes])
     context = (*bos, *prompt[:shared])
@@ -218,15 +214,13 @@ class Encoder:
             if pair is None or not overflow(pair, self.window):
                 fitted.append(Fitted(pair, 0, 0))
             else:
-                fitted.append(self._shorten(q, shots, len(self.bos(own[0]))))
+                encode = partial(self._encode, q)
+                fitted.append(fit(encode, shots, self.window, len(self.bos(own[0]))))
         return fitted
 
-    def _shorten(self, q: Question, shots: int, bos: int) -> Fitted:
-        def encode(kept: int) -> Pair | None:
-            texts = self.texts(q, kept)
-            return self.pair(texts, plain_ids(self.tokenizer, texts))
-
-        return fit(encode, shots, self.window, bos)
+    def _encode(self, q: Question, shots: int) -> Pair | None:
+        texts = self.texts(q, shots)
+        return self.pair(texts, plain_ids(self.tokenizer, texts))
 
 
 def ids_by_head(tokenizer: Any, texts: list[str]) -> list[list[int]]:

@@ -28,11 +28,9 @@ def outcome(
     check: str, status: str, sentence: str = "", *, cells: Sequence[str] = (), metric: str = "", **fields: Any
 ) -> Outcome:
     """A check's outcome as the gate gives it; the fields that a test does not care about are empty."""
-    made = Outcome(
-        check, metric, cells[0] if cells else None, "", status, None, "", sentence, cells=tuple(cells)
-    )
     reasons = {"pass": "kept", "fail": "broken", "inconclusive": "spans_limit"}
-    return replace(made, **{"reason": reasons.get(status, "not_measured")} | fields)
+    made = Outcome(check, status, reasons.get(status, "not_measured"), sentence, tuple(cells), metric)
+    return replace(made, **fields)
 
 
 @dataclass(frozen=True)
