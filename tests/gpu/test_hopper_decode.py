@@ -146,8 +146,17 @@ CASES: list[tuple[str, list[int], dict[str, Any], int | Plan]] = [
     *((f, RAGGED, dict(zip(("q_heads", "kv_heads", "dim"), h, strict=True)), 3) for f in SOME for h in HEADS),
     *((f, RAGGED, {"page": page}, 3) for f in SOME for page in (32, 64)),
     *((f, RAGGED, {"dtype": dtype}, 4) for f in SOME for dtype in (torch.float16, torch.bfloat16)),
-    *((f, [*RAGGED, 3000], {}, Plan(n, 1, Tiling(64, 3, w))) for f in SOME for w in (1, 2, 4) for n in (1, 5, 40)),
-    *((f, [n] * b, {}, plan_decode(KV_FORMATS[f], b, 8, n, 132)) for f in SOME for b, n in ((1, 1000), (3, 20000), (40, 300))),
+    *(
+        (f, [*RAGGED, 3000], {}, Plan(n, 1, Tiling(64, 3, w)))
+        for f in SOME
+        for w in (1, 2, 4)
+        for n in (1, 5, 40)
+    ),
+    *(
+        (f, [n] * b, {}, plan_decode(KV_FORMATS[f], b, 8, n, 132))
+        for f in SOME
+        for b, n in ((1, 1000), (3, 20000), (40, 300))
+    ),
     *((f, [700, 33], {"k_size": k, "v_size": v, "q_size": q}, 4) for f, k, v in SIZES for q in (1e-6, 1e6)),
     *((f, [3000, 33], {"spread": 12.0}, 8) for f in ("int8_sym", "fp8_e4m3")),
     ("int8_sym", [3000, 40, 600], {}, Plan(32, least=256)),
