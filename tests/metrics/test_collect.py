@@ -38,7 +38,7 @@ def test_every_metric_is_complete():
         assert implausible(metric, math.inf), metric.name
 
 
-def text_run() -> MadeRun:
+def text_run():
     sides = ((chunks((nll, 5)), text_facts(5)) for nll in (9.0, 8.0))
     return MadeRun().measure("perplexity", *sides, variant="wikitext2 stream512")
 

@@ -1,7 +1,6 @@
 """Latency from hand-written records: times, rates, and ratios over interleaved pairs."""
 
 import math
-from typing import Any
 
 import pytest
 from scipy import stats as scipy_stats
@@ -9,15 +8,13 @@ from scipy import stats as scipy_stats
 from tests.factories.runs.made import BASE, MadeRun
 
 
-def arm(
-    name: str, order: int, ttft: float, gaps: list[float], tokens: int | None = None, batch: int = 1
-) -> dict[str, Any]:
+def arm(name, order, ttft, gaps, tokens=None, batch=1):
     new = len(gaps) + 1 if tokens is None else tokens
     sizes = {"prefill_tokens": 128 * batch, "batch": batch, "new_tokens": new}
     return {"arm": name, "order": order, "ttft_ms": ttft, "itl_ms": gaps, **sizes}
 
 
-def latency(*arms: dict[str, Any], warmup: list[dict[str, Any]] | None = None) -> Any:
+def latency(*arms, warmup=None):
     cold = [{"arm": "candidate", "ttft_ms": 2000.0, "itl_ms": [1.0]}] if warmup is None else warmup
     return {"arms": list(arms), "warmup": cold}, {"clock": "perf_counter", "synchronised": True}
 
@@ -31,7 +28,7 @@ ABBA = [
 AA = latency(arm("candidate", 0, 20.0, [10.0, 10.0]), arm("candidate", 1, 22.0, [10.0, 14.0]))
 
 
-def run_of(*arms: dict[str, Any], **more: Any) -> MadeRun:
+def run_of(*arms, **more):
     return MadeRun().measure("latency", latency(*arms, **more), AA)
 
 

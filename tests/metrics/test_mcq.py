@@ -1,8 +1,6 @@
 """Multiple choice from hand-written records: accuracies, paired differences, noise floors."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from scipy import stats as scipy_stats
@@ -13,23 +11,23 @@ from tests.factories.runs.made import BASE, CAND, MadeRun
 RIGHT, WRONG = (-1.0, -2.0), (-2.0, -1.0)
 
 
-def question(key: int, answer: int, *scores: float, **more: Any) -> dict[str, Any]:
+def question(key, answer, *scores, **more):
     base = {"id": key, "subject": "s", "answer": answer, "scores": list(scores), "tokens": [1] * len(scores)}
     pick = max(range(len(scores)), key=scores.__getitem__) if scores else None
     return {**base, "chars": [1] * len(scores), "pick": pick, "truncated": False, "skipped": None, **more}
 
 
-def twice(key: int, scores: Sequence[float], again: Sequence[float], **more: Any) -> dict[str, Any]:
+def twice(key, scores, again, **more):
     """A question of the baseline that was scored again."""
     return question(key, 0, *scores, aa_scores=list(again), **more)
 
 
-def asked(*questions: dict[str, Any], **facts: Any) -> Any:
+def asked(*questions, **facts):
     shared = {"task": "mmlu", "shots": 5, "choice_ids": {"A": [1]}, "total": len(questions), "data_sha": "d"}
     return {"questions": list(questions)}, {**shared, "prompt_policy": "p", "bos": "none", **facts}
 
 
-def run_of(own: Sequence[Any], native: Sequence[Any], dtype: str = "float32", **facts: Any) -> MadeRun:
+def run_of(own, native, dtype="float32", **facts):
     sides = asked(*own), asked(*native, **facts)
     return MadeRun(dtype=dtype).measure("mcq", *sides, variant="mmlu 5-shot", shots=5)
 
@@ -132,7 +130,7 @@ def test_a_changed_pick_is_real_only_beyond_twice_the_noise():
         *(twice(i, [-1.0, -5.0, -9.0], [-1.0, -5.0, -9.0]) for i in range(4, 11)),
     ]
 
-    def flipped(*flips: int) -> Any:
+    def flipped(*flips):
         own = [question(i, 0, -1.0, -0.5 if i in flips else -2.0, -9.0) for i in range(11)]
         return run_of(own, native, "bfloat16").row("mcq_real_flips")
 

@@ -201,7 +201,7 @@ def test_the_bootstrap_over_clusters_is_scipys_on_the_same_data():
     rng = np.random.default_rng(3)
     tops, bottoms = rng.normal(2, 5, 40), rng.integers(100, 600, 40).astype(float)
 
-    def ratio(top: np.ndarray, bottom: np.ndarray, axis: int = -1) -> np.ndarray:
+    def ratio(top, bottom, axis=-1):
         return np.asarray(top.sum(axis=axis) / bottom.sum(axis=axis))
 
     how = {"paired": True, "n_resamples": 20_000, "method": "percentile", "rng": np.random.default_rng(1)}

@@ -12,7 +12,7 @@ from kvbench.stats.regression import Line, break_even, fit, slope_ratio
 CONTEXTS = [1024, 4096, 16384]
 
 
-def line(slope: float, intercept: float) -> Line:
+def line(slope, intercept):
     return fit(CONTEXTS, [slope * x + intercept for x in CONTEXTS])
 
 

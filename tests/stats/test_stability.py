@@ -2,7 +2,6 @@
 
 import math
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,19 +11,16 @@ from hypothesis import strategies as st
 
 from kvbench.stats import stability as steadiness
 from kvbench.stats.stability import drift, outliers, slowdown, slowdown_text, stalls, time_of
-from tests.factories.runs.made import BASE, CAND, MadeRun
+from tests.factories.runs.made import BASE, CAND
 from tests.factories.runs.timed import QUIET, abba, request, state, timed
 
 
-def of(names: list[str], times: list[float]) -> list[dict[str, Any]]:
+def of(names, times):
     return [request(name, i, t) for i, (name, t) in enumerate(zip(names, times, strict=True))]
 
 
-def arms_of(run: MadeRun) -> list[dict[str, Any]]:
+def arms_of(run):
     return run.records[1].samples["arms"]
-
-
-# times
 
 
 def test_the_three_times_of_a_request():
@@ -33,9 +29,6 @@ def test_the_three_times_of_a_request():
     del arm["total_ms"]  # as of older records
     assert time_of(arm, "request") == 59.0
     assert time_of(request("candidate", 0, []), "itl") is None
-
-
-# drift
 
 
 def test_a_planted_drift_is_found_exactly():
@@ -50,7 +43,7 @@ def test_a_planted_drift_is_found_exactly():
     assert found.significant
 
 
-def ols(arms: list[dict[str, Any]], quantity: str) -> Any:
+def ols(arms, quantity):
     """statsmodels: log(time) on the order and a level for each arm."""
     names = sorted({arm["arm"] for arm in arms})
     y = [math.log(time_of(arm, quantity)) for arm in arms]  # type: ignore[arg-type]
@@ -104,9 +97,6 @@ def test_a21_t2_a_time_that_depends_on_its_place_in_the_run_is_seen():
         )
         assert (row.value > 0, row.low * row.high > 0) == (factor > 1, True)
         assert row.n == 6
-
-
-# outliers
 
 
 def test_one_outlier_is_found_in_its_arm_only():
@@ -173,9 +163,6 @@ def test_outliers_of_requests_without_gaps_are_of_ttft():
     assert (run.row("latency_outliers").value, run.row("latency_drift_pct").n) == (1, 10)
 
 
-# stalls
-
-
 @pytest.mark.parametrize(
     ("gaps", "count"), [([10.0] * 5 + [20.0], 0), ([10.0] * 5 + [20.1], 1), ([10.0, 10.0, 10.0, 300.0], None)]
 )
@@ -193,9 +180,6 @@ def test_the_share_of_stalled_steps():
     assert run.row("itl_outlier_share", BASE).note == "0 here"
     arms[1]["itl_ms"] = [1.0] * 4
     assert run.row("itl_outlier_share").value is None
-
-
-# slowdowns
 
 
 @pytest.mark.parametrize("word", steadiness.SLOWDOWNS)
