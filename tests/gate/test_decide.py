@@ -56,8 +56,7 @@ def test_a_gate_narrower_than_its_data_is_inconclusive_though_the_interval_keeps
     assert narrow.n_needed == 1583
     for n, status in ((1583, PASS), (1582, INCONCLUSIVE)):
         assert last(answers(0, 0, 1000, n - 1000), check("mcq_delta_pt", -0.25, 0.25)).status == status
-    assert wide.status == PASS
-    assert wide.mde == pytest.approx(0.294, abs=1e-3)
+    assert (wide.status, wide.mde) == (PASS, pytest.approx(0.294, abs=1e-3))
 
 
 def test_an_effect_that_is_seen_needs_no_power_to_be_seen():
@@ -122,8 +121,7 @@ def test_a_cell_that_breaks_its_limit_by_chance_is_inconclusive_and_the_sentence
     limits = Limits(-math.inf, 1.0, 0.0)
     spread = Spread(1.3, 1.05, 1.55, "pt")  # 2.35 standard errors above: p = 0.0187
     p = broken(spread, limits)
-    assert p == pytest.approx(0.0187, abs=1e-4)
-    assert rule(spread, 9, limits, *cells(p)[0]).status == FAIL
+    assert (p, rule(spread, 9, limits, *cells(p)[0]).status) == (pytest.approx(0.0187, abs=1e-4), FAIL)
     one_of_six = rule(spread, 9, limits, *cells(p, *[1.0] * 5)[0])
     assert (one_of_six.status, one_of_six.reason) == (INCONCLUSIVE, "may_be_chance")
     assert "6 checks" in one_of_six.text
@@ -135,8 +133,7 @@ def test_over_many_cells_a_fail_is_corrected_and_a_pass_is_not():
     assert [o.status for o in own(judge(many([0.0045]), limit))] == [FAIL]
     together = judge(many([0.0045, *[0.0] * 39]), limit)
     first, *others = own(together)
-    assert len(others) == 39
-    assert (first.status, first.reason) == (INCONCLUSIVE, "may_be_chance")
+    assert (len(others), first.status, first.reason) == (39, INCONCLUSIVE, "may_be_chance")
     assert "with 40 checks of this claim" in first.sentence
     assert {o.status for o in others} <= {PASS, INCONCLUSIVE}
     assert (others[0].status, together.exit_code) == (PASS, 4)

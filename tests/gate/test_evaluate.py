@@ -64,8 +64,7 @@ def test_a_task_without_a_result_is_exit_3_with_its_message(status, error, name,
 def test_what_is_not_available_counts_only_where_a_required_check_needs_it():
     error = {"reason": "not_available", "message": "Get it with `make data`."}
     run = scored().change("", "perplexity", status="not_evaluated", error=error)
-    assert judge(run, RATIO).exit_code == 0
-    assert judge(run, RATIO, OPTIONAL).exit_code == 0
+    assert (judge(run, RATIO).exit_code, judge(run, RATIO, OPTIONAL).exit_code) == (0, 0)
     verdict = judge(run, RATIO, PPL)
     assert (verdict.exit_code, verdict.outcomes[-1].reason) == (3, "not_measured")
     assert error["message"] in verdict.outcomes[-1].sentence

@@ -38,8 +38,7 @@ checks:
     assert (first.metric, first.low, first.high, first.why, first.required) == (
         "kv_ratio_16bit", 0.515625, 0.515625, "(64 + 2) / 128", True,
     )  # fmt: skip
-    assert first.name == "kv_ratio_16bit exactly 0.515625 where kv_format=int8_sym"
-    assert first.line == 5
+    assert (first.name, first.line) == ("kv_ratio_16bit exactly 0.515625 where kv_format=int8_sym", 5)
     assert (second.low, second.high, second.limit, second.required) == (-1, 1, "within [-1, 1]", False)
 
 

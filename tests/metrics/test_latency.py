@@ -48,8 +48,7 @@ def test_ratios_pair_repeats_with_the_interleaved_baseline():
     run = run_of(*(ABBA[i] for i in (3, 1, 0, 2)))  # the order field counts, not the list's
     row, ttft = run.row("itl_ratio"), run.row("ttft_ratio")
     assert row.value == pytest.approx(0.5)  # 5 / 10 and 10 / 20
-    assert (row.low, row.high) == pytest.approx((0.5, 0.5))
-    assert (row.n, row.baseline) == (2, BASE)
+    assert ((row.low, row.high), row.n, row.baseline) == (pytest.approx((0.5, 0.5)), 2, BASE)
     assert ttft.value == pytest.approx(math.sqrt(0.5 * 0.6))
     half = float(scipy_stats.t.ppf(0.975, 1)) * math.log(0.6 / 0.5) / 2
     assert (ttft.low, ttft.high) == pytest.approx((ttft.value * math.exp(-half), ttft.value * math.exp(half)))

@@ -83,8 +83,7 @@ def test_paired_difference_and_mcnemar():
     assert [words for words in found if words not in row.note] == []
     # The half width of that interval times (1.959964 + 0.841621) / 1.959964.
     assert mde.value == pytest.approx(100 * half * (1 + 0.8416212336 / 1.9599639845), rel=1e-6)
-    assert (mde.n, mde.baseline) == (20, BASE)
-    assert run.row("mcq_mcnemar_p").value == pytest.approx(2 * 6 / 32)
+    assert (mde.n, mde.baseline, run.row("mcq_mcnemar_p").value) == (20, BASE, pytest.approx(2 * 6 / 32))
     shares = ("agreement", "right_to_wrong", "wrong_to_right", "wrong_to_wrong")
     assert [run.row(f"mcq_{name}").value for name in shares] == [15 / 20, 4 / 20, 1 / 20, 0]
     assert recovery.value == pytest.approx(11 / 14)  # the baseline answers 14 of 20, the candidate 11
@@ -95,8 +94,7 @@ def test_a_choice_that_changes_between_two_wrong_ones_is_a_flip_of_its_own():
     native = [question(i, 0, -3.0, -1.0, -2.0) for i in range(4)]
     run = run_of([*native[:3], question(3, 0, -3.0, -2.0, -1.0)], native)
     flips = [run.row(f"mcq_{m}").value for m in ("right_to_wrong", "wrong_to_right", "wrong_to_wrong")]
-    assert flips == [0, 0, 0.25]
-    assert (run.row("mcq_delta_pt").value, run.row("mcq_recovery").value) == (0, None)
+    assert (flips, run.row("mcq_delta_pt").value, run.row("mcq_recovery").value) == ([0, 0, 0.25], 0, None)
 
 
 def test_the_noise_floor_of_multiple_choice():

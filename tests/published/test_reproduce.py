@@ -159,8 +159,7 @@ def test_the_same_signs_and_order_agree_on_other_hardware():
 
 def test_a_flipped_sign_differs_and_names_both():
     shape = shape_of("fp8/itl", itl({**PUBLISHED, (1, 1024): 1.03}))
-    assert states(shape)[0] == DIFFERS
-    assert shape.rows[0].sentence == "published down, ours up."
+    assert (states(shape)[0], shape.rows[0].sentence) == (DIFFERS, "published down, ours up.")
     assert shape.exit_code == 1
 
 
@@ -188,8 +187,7 @@ def test_lines_that_were_not_measured_are_listed_with_their_reason():
             made.rows[at] = Row(row.cell, row.metric, "", None, row.unit, note="refused: no GPU here.")
     shape = shape_of("fp8/itl", made)
     assert (states(shape).count(NOT_RUN), states(shape).count(AGREES)) == (1, 9)
-    assert shape.rows[0].sentence == "refused: no GPU here."
-    assert shape.exit_code == 3
+    assert (shape.rows[0].sentence, shape.exit_code) == ("refused: no GPU here.", 3)
     assert set(states(shape_of("fp8/itl", Made()))) == {NOT_RUN}
     assert "no cell of the run with weights fp8_block128" in shape_of("fp8/itl", Made()).rows[0].sentence
 
@@ -263,10 +261,8 @@ def test_the_scale_sweep_is_an_order_of_tokens():
     assert "agrees: " not in as_text(found) + as_markdown(found)
     assert as_json(found)["rows"][0]["state"] == "computed from the published numbers"
     assert Shape(good.rows[:2], ()).exit_code == 3  # nothing was measured
-    assert good.orders == (Order("gen_useful_tokens", 2, 0, ()),)
-    assert good.rows[4].ratio == 1.3
-    assert sweep(90, 20).exit_code == 1
-    assert sweep(20, 20).exit_code == 4
+    assert (good.orders, good.rows[4].ratio) == ((Order("gen_useful_tokens", 2, 0, ()),), 1.3)
+    assert (sweep(90, 20).exit_code, sweep(20, 20).exit_code) == (1, 4)
 
 
 @pytest.mark.parametrize(("share", "code"), [(0.0, 0), (0.1, 1)])
@@ -377,8 +373,7 @@ def test_hostile_words_are_shown_safely_and_json_has_everything(tmp_path):
     text = as_markdown(found)
     assert "<script>" not in text
     (line,) = [line for line in text.splitlines() if "&lt;script>" in line]
-    assert line.replace("\\|", "").count("|") == 6
-    assert as_json(found)["rows"][0]["ratio"] == 2.0
+    assert (line.replace("\\|", "").count("|"), as_json(found)["rows"][0]["ratio"]) == (6, 2.0)
     assert "Exit code 0" in as_text(found)
     broken = Reproduced("fp8 itl", table, Shape((row,), ()), "", "", "", "", ("int8_sym was lost",))
     assert broken.exit_code == 1

@@ -304,8 +304,7 @@ def test_a_consistent_table_is_exit_code_0():
 def test_one_json_object_on_stdout():
     done = CliRunner().invoke(app, ["check-table", "--json", str(REFERENCE / "int8_accuracy.csv")])
     result = json.loads(done.stdout)
-    assert (done.exit_code, result["exit_code"]) == (1, 1)
-    assert set(result["rules"]) == set(RULES)
+    assert (done.exit_code, result["exit_code"], set(result["rules"])) == (1, 1, set(RULES))
     assert all(text.endswith(".") and "\n" not in text for text in result["rules"].values())
     (file,) = result["files"]
     assert (file["rows"], [f["rule"] for f in file["findings"]]) == (1, ["too_few_questions"])

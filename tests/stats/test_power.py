@@ -79,8 +79,7 @@ def test_the_p_value_of_a_share_is_the_score_tests():
 def test_at_an_end_of_the_interval_the_p_value_is_5_percent(unit, units):
     low, high = stats.wilson(30, 40) if unit == "share" else (0.6, 1.1)
     spread = Spread(0.75, low, high, unit, units)
-    assert spread.p_value(low) == pytest.approx(0.05)
-    assert spread.p_value(high) == pytest.approx(0.05)
+    assert (spread.p_value(low), spread.p_value(high)) == (pytest.approx(0.05), pytest.approx(0.05))
     assert spread.p_value(0.75) == 1
     assert spread.p_value(high * 1.05 if high < 0.95 else 1.2) < 0.05 or unit == "share"
 
@@ -89,8 +88,7 @@ def test_at_an_end_of_the_interval_the_p_value_is_5_percent(unit, units):
 def test_an_interval_without_width_leaves_no_doubt(unit):
     value = float(unit == "ratio")
     spread = Spread(value, value, value, unit, 5)
-    assert spread.p_value(0.5) == 0
-    assert spread.detectable(0.5, above=False) == pytest.approx(0, abs=1e-12)
+    assert (spread.p_value(0.5), spread.detectable(0.5, above=False)) == (0, pytest.approx(0, abs=1e-12))
 
 
 def test_the_detectable_effect_of_points_is_2_8_standard_errors():
@@ -196,8 +194,7 @@ def test_at_1_the_n_that_is_needed_to_fail_clears_holm_too(family):
         return rule(spread, n, limits, min(1.0, family * broken(spread, limits)), family)
 
     first = next(m for m in range(1, 1000) if ruling(m).status == FAIL)
-    assert {ruling(m).n_needed for m in (5, 24, first)} == {first}
-    assert first == {1: 35, 40: 94}[family]
+    assert ({ruling(m).n_needed for m in (5, 24, first)}, first) == ({first}, {1: 35, 40: 94}[family])
 
 
 def test_the_n_of_a_share_is_found_by_80_percent_of_samples_and_by_no_fewer():

@@ -36,8 +36,7 @@ def test_a_planted_drift_is_found_exactly():
     names = abba(3)
     times = [(10.0 if name == "baseline" else 17.0) * 1.03**i for i, name in enumerate(names)]
     found = drift(of(names, times), "itl")
-    assert found.slope == pytest.approx(math.log(1.03))
-    assert found.pct == pytest.approx(100 * (1.03**5 - 1))
+    assert (found.slope, found.pct) == (pytest.approx(math.log(1.03)), pytest.approx(100 * (1.03**5 - 1)))
     assert found.interval == pytest.approx((found.pct, found.pct), abs=1e-6)
     assert (found.degrees, found.first, found.last) == (3, 0, 5)
     assert found.significant
@@ -95,8 +94,7 @@ def test_a21_t2_a_time_that_depends_on_its_place_in_the_run_is_seen():
         row = timed([10 * factor**i for i in (1, 2, 5)], [10 * factor**i for i in (0, 3, 4)]).row(
             "latency_drift_pct"
         )
-        assert (row.value > 0, row.low * row.high > 0) == (factor > 1, True)
-        assert row.n == 6
+        assert (row.value > 0, row.low * row.high > 0, row.n) == (factor > 1, True, 6)
 
 
 def test_one_outlier_is_found_in_its_arm_only():
@@ -107,8 +105,7 @@ def test_one_outlier_is_found_in_its_arm_only():
     assert outliers(of(names, times), "itl") == {}
     times[7] *= 2.0
     (found,) = outliers(of(names, times), "itl").items()  # type: ignore[union-attr]
-    assert found[0] == 7
-    assert found[1] == pytest.approx(2.0, rel=0.01)
+    assert (found[0], found[1]) == (7, pytest.approx(2.0, rel=0.01))
 
 
 @pytest.mark.parametrize(("z", "found"), [(3.49, set()), (3.51, {4})])
