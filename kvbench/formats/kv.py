@@ -93,10 +93,6 @@ class KVFormat(StoredFormat):
         """Largest magnitude of a code (127 for int8, 448 for e4m3), or None."""
         return self.payload.qmax if self.payload else None
 
-    def payload_bytes(self, native_dtype: str) -> int:
-        """Bytes of one stored element; `native_dtype` is the model's dtype name."""
-        return DTYPE_BYTES[self.payload_dtype or native_dtype]
-
     @property
     def scale_bytes(self) -> int:
         """Bytes of one stored scale (0 when the format stores none)."""
@@ -210,7 +206,7 @@ def kv_bytes(fmt: KVFormat, shape: KVShape, tokens: int, native_dtype: str) -> S
     """Exact bytes of `tokens` token slots of one layer; a per-tensor scale is two elements a layer."""
     elements = tokens * shape.kv_heads * (shape.head_dim + shape.value_dim)
     scales = 2 * tokens * shape.kv_heads if fmt.scale_per_row else 2
-    return StoredBytes(elements * fmt.payload_bytes(native_dtype), scales * fmt.scale_bytes)
+    return StoredBytes(elements * DTYPE_BYTES[fmt.payload_dtype or native_dtype], scales * fmt.scale_bytes)
 
 
 def pages_for(tokens: int, page_size: int) -> int:

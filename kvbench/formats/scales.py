@@ -81,13 +81,9 @@ def _path_fault(path: Path) -> str:
         path.stat()
     except FileNotFoundError:
         return "is a link to a file that does not exist" if path.is_symlink() else "does not exist"
-    except OSError as e:
-        return f"cannot be reached ({e.strerror})"
-    except ValueError as e:  # a null character
-        return f"cannot be reached ({e})"
-    if path.is_dir():
-        return "is a folder"
-    return "" if path.is_file() else "is not a regular file"
+    except (OSError, ValueError) as e:  # ValueError: a null character
+        return f"cannot be reached ({getattr(e, 'strerror', e)})"
+    return "is a folder" if path.is_dir() else "" if path.is_file() else "is not a regular file"
 
 
 def _fault(data: Any) -> str:

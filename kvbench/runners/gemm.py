@@ -1,10 +1,9 @@
 """The products of the model's linear layers, by path: their distance from the dequantized weight, and their
 time.
 
-For the first module of each shape (N, K): x is seeded, with a few large channels as activations have, and its
-first M rows are multiplied for every M of the sweep, which has both sides of every boundary of the route.
-Each output is compared with the float64 product of x and the dequantized weight; for the other layers of the
-shape some rows are compared, and the worst layer counts.
+For the first module of each shape (N, K) the first M rows of a seeded x are multiplied for every M of the
+sweep, which has both sides of every boundary of the route, and compared with the float64 product of x and the
+dequantized weight; for the other layers of the shape some rows are, and the worst layer counts.
 
 A decode step finds each layer's weights in memory, not in the L2 cache. So the timed calls go over the
 model's own layers of the shape in turn, as many as fill the L2 `COLD` times over, or all there are.

@@ -1,9 +1,8 @@
 """The cost of each part of the cache in KLD: one layer quantized or kept native, K against V, the first
 tokens.
 
-Each measurement uses a native engine whose writes, for the part in question, are quantized and dequantized
-first: the pages then hold the values of a real store of that part. To check this, the logits with every part
-quantized are compared with those of the cell's own engine over its quantized pages.
+The writes of a native engine are quantized and dequantized first, for the part in question. To check this,
+the logits with every part quantized are compared with those of the cell's own engine.
 """
 
 from __future__ import annotations
