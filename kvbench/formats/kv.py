@@ -4,8 +4,6 @@ A descriptor is the one place that says what a format stores. A KV format whose 
 one entry in `KV_FORMATS` and one quantizer of the same name (`kvbench_kernels.kv.quantize.quantizer`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

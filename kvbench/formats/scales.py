@@ -1,11 +1,8 @@
 """The source of a cell's static scales: the matrix, a file, the checkpoint, or 1.0 by default. No torch here.
 
 In a matrix `scale` may name a file that `kvbench calibrate` wrote, or one in the form that engines publish.
-Its content replaces the name in the cell, {"k": [one per layer], "v": [...], "calibrated" or "file": its
-origin}.
+Its content replaces the name in the cell, {"k": [one per layer], "v": [...], "calibrated" or "file"}.
 """
-
-from __future__ import annotations
 
 import math
 import re

@@ -1,5 +1,4 @@
-"""The products of the model's linear layers, by path: their distance from the dequantized weight, and their
-time.
+"""The products of the model's linear layers, by path: distance from the dequantized weight, and time.
 
 For the first module of each shape (N, K) the first M rows of a seeded x are multiplied for every M of the
 sweep, which has both sides of every boundary of the route, and compared with the float64 product of x and the
@@ -202,7 +201,6 @@ class Bench:
 
     @property
     def l2(self) -> int:
-        """Bytes."""
         return torch.cuda.get_device_properties(self.device).L2_cache_size
 
     def expected_path(self, product: Product, m: int) -> str:

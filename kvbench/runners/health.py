@@ -3,8 +3,6 @@
 The text is prefilled once. The K and V that each layer produced are compared with what its pages then hold.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any

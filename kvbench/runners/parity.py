@@ -4,8 +4,6 @@ The oracle quantizes the *original* K/V, dequantizes in float64 and attends by p
 loses a scale, a page or a head therefore differs from it, and so does an attention that reads the wrong one.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable
@@ -158,8 +156,7 @@ class Bench:
         return row, max((element_error(self.resolved, *x) for x in pair), key=lambda error: error[0])
 
     def steps(self, steps: int, dtype: torch.dtype) -> dict[str, Any]:
-        """Grow one sequence token by token in a native store and in this format's; attend in both with the
-        same q.
+        """Grow one sequence by tokens in a native store and in this format's; attend in both.
 
         Returns each step's argmax agreement (0 or 1) on a small random vocabulary, the largest logit
         difference (bucket maxima over the steps) and the smallest cosine of two logit rows.

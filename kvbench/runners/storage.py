@@ -6,8 +6,6 @@ there are pages (weights, `held_bytes`), the tensors of the pages, and what the 
 With a second copy of the pages these would not add up to the peak.
 """
 
-from __future__ import annotations
-
 import gc
 from dataclasses import asdict
 from typing import Any

@@ -2,11 +2,8 @@
 batches of prompts until each text ends.
 
 Drafting is prompt lookup, and changes the number of forwards, never the text: a drafted token is kept only
-where it equals the argmax of plain decoding. End-of-text tokens have no special meaning: N steps are N
-tokens.
+where it equals the argmax of plain decoding. End-of-text tokens have no special meaning.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
