@@ -1,6 +1,4 @@
-"""Puts the evidence of an engine together: taken here from the reference engine, or reported by the engine
-itself.
-"""
+"""The evidence of an engine: taken here from the reference engine, or reported by the engine itself."""
 
 from __future__ import annotations
 
@@ -51,8 +49,9 @@ class Examiner(Protocol):
     def examine(
         self, engines: Sequence[Any], decision: Decision, spec: Mapping[str, Any], reads_expected: bool
     ) -> list[Found]:
-        """Engines of one arm, which share a model. decision, spec: what they were to be. reads_expected: the
-        runner's number comes from attention over the cache, so an engine that read none of it is a mismatch.
+        """Of the engines of one arm, which share a model. decision, spec: what they were to be.
+
+        reads_expected: the runner's number comes from attention over the cache; to read none is a mismatch.
         """
         ...
 
@@ -63,10 +62,7 @@ def examiner_of(kind: EngineKind) -> Examiner:
 
 @dataclass
 class ReferenceExaminer:
-    """Examines the reference engine.
-
-    The probes of a configuration are taken once, on engines made like the measured one.
-    """
+    """Examines the reference engine; probes of a configuration are taken once, on engines made like it."""
 
     _probes: dict[str, tuple[Level, ...]] = field(default_factory=dict)
     _weights: dict[str, tuple[weakref.ref[Any], tuple[Level, ...]]] = field(default_factory=dict)
@@ -151,8 +147,7 @@ class ReportExaminer:
 
 
 def completed(kind: EngineKind, report: Report) -> Evidence:
-    """The evidence of an engine's report, with every level that it lacks: not available, or unverified where
-    it is declared.
+    """The evidence of a report, with the levels it lacks: not available, or unverified where it is declared.
 
     Raises KvbenchError for a level that the engine does not declare.
     """
@@ -162,22 +157,21 @@ def completed(kind: EngineKind, report: Report) -> Evidence:
             f"Engine {kind.name} reports the evidence level {undeclared[0]}, which it does not declare in "
             "evidence_levels; declare it there."
         )
-    levels = tuple(given.get(name) or _absent(kind, name) for name in LEVELS)
+    lacks = f"Engine {kind.name} declares this level and did not report it."
+    cannot = f"Engine {kind.name} cannot give this level."
+    for name in LEVELS:
+        declared = name in kind.evidence_levels
+        absent = Level(name, UNVERIFIED, lacks) if declared else Level(name, NOT_AVAILABLE, cannot)
+        given.setdefault(name, absent)
+    levels = tuple(given[name] for name in LEVELS)
     return Evidence(report.effective, report.effective_weights, levels, report.precision, report.reads)
-
-
-def _absent(kind: EngineKind, name: str) -> Level:
-    if name in kind.evidence_levels:
-        return Level(name, UNVERIFIED, f"Engine {kind.name} declares this level and did not report it.")
-    return Level(name, NOT_AVAILABLE, f"Engine {kind.name} cannot give this level.")
 
 
 @torch.inference_mode()
 def examine(engine: Engine, *probes: Level, reads_expected: bool) -> Evidence:
     """Evidence of an engine whose measurement has ended; its sequences are freed and its pages poisoned.
 
-    probes: the levels of its configuration (`ReferenceExaminer.probes`). reads_expected: the runner's number
-    comes from attention over the pages, so an engine that read none is a mismatch.
+    probes: the levels of its configuration. reads_expected: as of `Examiner.examine`.
     """
     store = engine.store
     reads = {**store.reads, "due_tokens": engine.due_reads}
@@ -193,11 +187,8 @@ def examine(engine: Engine, *probes: Level, reads_expected: bool) -> Evidence:
     e2, e3 = codes_level(engine), store_level(engine, seq, token)
     engine.truncate(seq, store.page_size - 1)
     step = engine.launches_of_step(seq, token)
-    e4, (e4_weights, multiplied) = (
-        kernels_level(engine, run, prompt, step),
-        products_level(engine, products, run.forwards, step),
-    )
-    levels = [e1, e2, e3, e3_reads, e4, e1_weights, e4_weights, *probes]
+    e4_weights, multiplied = products_level(engine, products, run.forwards, step)
+    levels = [e1, e2, e3, e3_reads, kernels_level(engine, run, prompt, step), e1_weights, e4_weights, *probes]
     levels.sort(key=lambda level: LEVELS.index(level.name))
     dtypes = {dtype_name(getattr(pages, side).dtype) for pages in store.layers for side in SIDES}
     moved = dict.fromkeys(transfer.precision for transfer in store.transfers)

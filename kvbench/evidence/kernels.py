@@ -1,5 +1,4 @@
-"""E4: the kernels that ran, by name, with their calls a layer, and the execution precision of what was
-compiled.
+"""E4: the kernels that ran, their calls a layer, and the execution precision of what was compiled.
 
 Names come from the launches (`kvbench_kernels.launches`) of a prompt and of a decode step of the measured
 engine. Where decode is a CUDA graph, its capture recorded them, and replays are counted.
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +34,7 @@ _PTX_DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "s8": "in
 
 @dataclass(frozen=True)
 class Run:
-    """What the measured run launched, taken before any probe.
-
-    calls: (layer, kernel) -> launches; splits: of its decodes; forwards: each stores and attends once a
-    layer.
-    """
+    """What the measured run launched, before any probe: calls by (layer, kernel), splits of its decodes."""
 
     calls: Counter[tuple[int, str]]
     splits: frozenset[int]
@@ -48,7 +43,6 @@ class Run:
 
 
 def run_of(engine: Engine) -> Run:
-    """The run so far."""
     calls: Counter[tuple[int, str]] = Counter()
     for (layer, name, _), count in engine.launches.items():
         calls[layer, name] += count
@@ -68,12 +62,12 @@ def kernels_level(engine: Engine, run: Run, prompt: Sequence[Launch], step: Sequ
         "measured_run": _per_layer(run.calls, layers),
         "forwards": run.forwards,
     }
-    faults = _dropped(engine)
-    for phase, launches in (("prompt", prompt), ("decode step", step)):
-        faults += _strangers(engine, phase, launches)
-    faults += _strangers_of_the_run(engine, run)
-    faults += _counts(engine, run)
-    faults += _splits(engine, step, run)
+    faults = [
+        *_dropped(engine),
+        *_strangers(engine, "prompt", prompt),
+        *_strangers(engine, "decode step", step),
+    ]
+    faults += [*_strangers_of_the_run(engine, run), *_counts(engine, run), *_splits(engine, step, run)]
     compiled, declared = compiled_execution(step), declared_execution(engine)
     if compiled is not None and compiled != declared:
         faults.append(f"the kernels were compiled to {compiled}, and declare {declared}")
@@ -82,63 +76,48 @@ def kernels_level(engine: Engine, run: Run, prompt: Sequence[Launch], step: Sequ
         sentence = f"The kernels declare {declared}, and they have no compiled matrix instruction."
         return Level("E4", UNVERIFIED, sentence, facts)
     names = ", ".join(dict.fromkeys(launch.name for launch in step if launch.layer is not None))
-    how = (
-        f" in a CUDA graph, replayed {run.graph_replays} times in the measured run"
-        if engine.decode_mode == "graph"
-        else ""
-    )
-    return level_of(
-        "E4", faults, "Other kernels ran", f"Every layer of a decode step ran {names}{how}.", **facts
-    )
+    replayed = f" in a CUDA graph, replayed {run.graph_replays} times in the measured run"
+    right = f"Every layer of a decode step ran {names}{replayed if engine.decode_mode == 'graph' else ''}."
+    return level_of("E4", faults, "Other kernels ran", right, **facts)
 
 
-def _dropped(engine: Engine) -> list[str]:
+def _dropped(engine: Engine) -> Iterator[str]:
     """Choices of the decision that the engine, or its store, does not run."""
-    runs = {"backend": engine.backend.name, "decode": engine.decode_mode, "compile": engine.compile_mode}
-    resolved = {k: getattr(engine.decision, k).resolved for k in runs}
-    faults = [
-        f"the engine runs {k} {v}, and {resolved[k]} was resolved"
-        for k, v in runs.items()
-        if v != resolved[k]
-    ]
-    if engine.store.backend.name != resolved["backend"]:
-        faults.append(
-            f"the store runs backend {engine.store.backend.name}, and {resolved['backend']} was resolved"
-        )
-    return faults
+    decision = engine.decision
+    for what, runs, choice in (
+        ("engine runs backend", engine.backend.name, decision.backend),
+        ("engine runs decode", engine.decode_mode, decision.decode),
+        ("engine runs compile", engine.compile_mode, decision.compile),
+        ("store runs backend", engine.store.backend.name, decision.backend),
+    ):
+        if runs != choice.resolved:
+            yield f"the {what} {runs}, and {choice.resolved} was resolved"
 
 
 def _resolved(engine: Engine) -> Backend:
     return BACKENDS[engine.decision.backend.resolved]
 
 
-def _strangers(engine: Engine, phase: str, launches: Sequence[Launch]) -> list[str]:
-    """Layers that launched no attention, another backend's kernels, or other ones than the first layer of
-    their kind.
-    """
+def _strangers(engine: Engine, phase: str, launches: Sequence[Launch]) -> Iterator[str]:
+    """Layers without attention, with another backend's kernels, or unlike the first of their kind."""
     backend, prompt = _resolved(engine), phase == "prompt"
     by_layer: dict[int, list[str]] = {layer: [] for layer in range(len(engine.layers))}
     for launch in launches:
         if launch.layer is not None:
             by_layer.setdefault(launch.layer, []).append(launch.name)
-    faults, first = [], dict[Any, tuple[int, list[str]]]()
+    first: dict[Any, tuple[int, list[str]]] = {}
     for layer, ran in by_layer.items():
         if not any(n.startswith(ATTENDS) or (n == LIBRARY and backend.owns(n, prompt)) for n in ran):
             what = f"only {', '.join(ran)}" if ran else "nothing"
-            faults.append(f"layer {layer} launched {what} in a {phase}, and no attention")
+            yield f"layer {layer} launched {what} in a {phase}, and no attention"
         if not any(name.startswith(STORES) for name in ran):
-            faults.append(f"layer {layer} launched nothing in a {phase} that stores K/V")
+            yield f"layer {layer} launched nothing in a {phase} that stores K/V"
         strangers = [n for n in ran if not backend.owns(n, prompt)]
         like, expected = first.setdefault(engine.layers[layer], (layer, ran))
         if strangers:
-            faults.append(
-                f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend.name} was resolved"
-            )
+            yield f"layer {layer} ran {strangers[0]} in a {phase}, and backend {backend.name} was resolved"
         elif ran != expected:
-            faults.append(
-                f"layer {layer} launched {ran} in a {phase}, layer {like}, of the same kind, {expected}"
-            )
-    return faults
+            yield f"layer {layer} launched {ran} in a {phase}, layer {like}, of the same kind, {expected}"
 
 
 def _strangers_of_the_run(engine: Engine, run: Run) -> list[str]:
@@ -151,9 +130,9 @@ def _strangers_of_the_run(engine: Engine, run: Run) -> list[str]:
     ]
 
 
-def _counts(engine: Engine, run: Run) -> list[str]:
+def _counts(engine: Engine, run: Run) -> Iterator[str]:
     """Layers that did not store and attend in every forward of the measured run."""
-    grouped, faults = _resolved(engine).grouped, []
+    grouped, many = _resolved(engine).grouped, f"in the {run.forwards} forwards of the measured run"
     for layer in range(len(engine.layers)):
         mine = {name: count for (at, name), count in run.calls.items() if at == layer}
 
@@ -162,30 +141,23 @@ def _counts(engine: Engine, run: Run) -> list[str]:
 
         library = mine.get(LIBRARY, 0)
         attended = calls(ATTENDS) + library
-        many = f"in the {run.forwards} forwards of the measured run"
         if calls(STORES) != run.forwards:
-            faults.append(f"layer {layer} stored K/V {calls(STORES)} times {many}")
+            yield f"layer {layer} stored K/V {calls(STORES)} times {many}"
         if attended < run.forwards or (not grouped and attended > run.forwards):
-            faults.append(f"layer {layer} attended {attended} times {many}")
+            yield f"layer {layer} attended {attended} times {many}"
         expected = attended if grouped else library
         if calls(GATHERS) != expected:
-            faults.append(f"layer {layer} gathered pages {calls(GATHERS)} times {many}, expected {expected}")
-    return faults
+            yield f"layer {layer} gathered pages {calls(GATHERS)} times {many}, expected {expected}"
 
 
-def _splits(engine: Engine, step: Sequence[Launch], run: Run) -> list[str]:
+def _splits(engine: Engine, step: Sequence[Launch], run: Run) -> Iterator[str]:
     """Whether decodes were split as asked: the probed step, and those of the measured run."""
-    asked = engine.spec["kv_splits"]
-    if asked is None:
-        return []
-    ran = {launch.splits for launch in step if launch.splits is not None}
-    if ran != {asked}:
-        return [f"kv_splits {asked} was asked for, and the decode step was split in {sorted(ran) or 'none'}"]
-    if run.splits - {asked}:
-        return [
-            f"kv_splits {asked} was asked for, and the measured run has decodes split in {sorted(run.splits)}"
-        ]
-    return []
+    asked, ran = engine.spec["kv_splits"], {launch.splits for launch in step if launch.splits is not None}
+    if asked is not None and ran != {asked}:
+        yield f"kv_splits {asked} was asked for, and the decode step was split in {sorted(ran) or 'none'}"
+    elif asked is not None and run.splits - {asked}:
+        split = sorted(run.splits)
+        yield f"kv_splits {asked} was asked for, and the measured run has decodes split in {split}"
 
 
 def _calls(launches: Sequence[Launch]) -> Counter[tuple[int, str]]:
@@ -215,27 +187,17 @@ def declared_execution(engine: Engine) -> str:
 
 def compiled_products(launches: Sequence[Launch]) -> dict[str, str]:
     """Matrix instructions of the kernels of FP8 linear layers, by kernel."""
-    found: dict[str, str] = {}
-    for launch in launches:
-        if launch.product is not None:
-            instructions = _instructions([launch])
-            found[launch.name] = instructions or "none: multiplied and added in registers, or not compiled"
-    return found
+    none = "none: multiplied and added in registers, or not compiled"
+    return {x.name: _instructions([x]) or none for x in launches if x.product is not None}
 
 
 def compiled_execution(launches: Sequence[Launch]) -> str | None:
-    """The execution precision in the matrix instructions of the attention kernels; None where none was
-    compiled for a GPU.
-    """
-    return _instructions(
-        [launch for launch in launches if launch.layer is not None]
-    )  # linear layers belong to none
+    """The execution precision in the matrix instructions of attention; None: none compiled for a GPU."""
+    return _instructions([launch for launch in launches if launch.layer is not None])  # others: linear layers
 
 
 def _instructions(launches: Sequence[Launch]) -> str | None:
-    codes = [
-        asm["ptx"] for launch in launches if (asm := getattr(launch.compiled, "asm", None)) and "ptx" in asm
-    ]
+    codes = [asm["ptx"] for x in launches if (asm := getattr(x.compiled, "asm", None)) and "ptx" in asm]
     found = {match.groups() for code in codes for match in _MMA.finditer(code)}
     if not found:
         return None

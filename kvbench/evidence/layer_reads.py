@@ -1,6 +1,4 @@
-"""E3-layers: each layer reads its own stored K and V, payload and scales, on an engine made like the measured
-one.
-"""
+"""E3-layers: each layer reads its own stored K and V, payload and scales."""
 
 from __future__ import annotations
 
@@ -12,18 +10,8 @@ from torch import Tensor
 
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.kv.store import PagedKVStore
-from kvbench.evidence.probe_values import (
-    FACTORS,
-    Make,
-    changed,
-    eager,
-    level_of,
-    probe_ids,
-    same_bits,
-    shown,
-    words,
-    written_with,
-)
+from kvbench.evidence import probe_values as probe
+from kvbench.evidence.probe_values import Make
 from kvbench.formats.kv import SIDES
 from kvbench.records.record import MISMATCH, Level
 
@@ -39,21 +27,17 @@ class _Row:
 
 @torch.inference_mode()
 def probe_layers(make: Make, layers: int, page_size: int) -> Level:
-    """E3 for each layer, K and V, payload and scale: one sequence a change, all decoded in one packed
-    forward.
-
-    A row whose logits do not move was not read.
-    """
+    """One sequence a change, all decoded in one forward; a row whose logits do not move was not read."""
     engine = make(4 * layers + 2, page_size)
     store = engine.store
     first = engine.add()
-    ids = probe_ids(engine, page_size)
+    ids = probe.probe_ids(engine, page_size)
     engine.forward([(first, ids[:-1])], "none")
     length = engine.length(first)
     for index in range(layers):
         for side in SIDES:
             held = _page(store, _Row(index, side, first))[:, :length]  # [heads, tokens, dim]
-            held.copy_(shown(held.transpose(0, 1)).transpose(0, 1))
+            held.copy_(probe.shown(held.transpose(0, 1)).transpose(0, 1))
     rows, shared = [], []
     for index, pages in enumerate(store.layers):
         for name, live in pages.tensors().items():
@@ -76,7 +60,7 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
     kept = [_page(store, row).clone() for row in rows]
     for row in rows:
         live = _page(store, row)
-        live.copy_(live * 2 if row.name.endswith("scale") else changed(live))
+        live.copy_(live * 2 if row.name.endswith("scale") else probe.changed(live))
     moved = decode(seqs)
     for row, old in zip(rows, kept, strict=True):
         _page(store, row).copy_(old)
@@ -91,23 +75,16 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
         read[row.layer, row.name] = change > 10 * noise
         if change <= 10 * noise:
             faults.append(f"{_where(row.layer, row.name)} is not read: changing it changes no logit")
-        elif not same_bits(restored[at], reference[at]):
+        elif not probe.same_bits(restored[at], reference[at]):
             faults.append(f"{_where(row.layer, row.name)} was restored, the logits were not")
     faults += _probe_shared(engine, shared, lambda: decode([first]), read)
-    probes = len(rows) + len(shared)
-    return level_of(
-        "E3-layers",
-        faults,
-        "The read path is not the store",
-        f"{probes} changes, one a layer and side, each moved the logits.",
-        probes=probes,
-        moved=_layers(read, True),
-        unmoved=_layers(read, False),
-    )
+    facts = {"probes": len(read), "moved": _layers(read, True), "unmoved": _layers(read, False)}
+    right = f"{len(read)} changes, one a layer and side, each moved the logits."
+    return probe.level_of("E3-layers", faults, "The read path is not the store", right, **facts)
 
 
 def _where(layer: int, name: str) -> str:
-    return f"layer {layer}: the stored {words(name)}"
+    return f"layer {layer}: the stored {probe.words(name)}"
 
 
 def _probe_shared(
@@ -122,22 +99,22 @@ def _probe_shared(
         return
     store, plain = engine.store, decode()
     captured = engine.decode_mode == "graph" or engine.compile_mode == "layer"
-    with eager(engine):
+    with probe.eager(engine):
         reference = decode()
     for layer, name in shared:
         live: Tensor = getattr(store.layers[layer], name)
         old = live.clone()
-        for factor in FACTORS:
+        for factor in probe.FACTORS:
             live.copy_(old * factor)
-            with eager(engine), written_with(store, {(layer, name): old}):
-                moved = not same_bits(decode(), reference)
-            read[layer, name] = moved and not (captured and same_bits(decode(), plain))
+            with probe.eager(engine), probe.written_with(store, {(layer, name): old}):
+                moved = not probe.same_bits(decode(), reference)
+            read[layer, name] = moved and not (captured and probe.same_bits(decode(), plain))
             if read[layer, name]:
                 break
         live.copy_(old)
         if not read[layer, name]:
             yield f"{_where(layer, name)} is not read: changing it changes no logit"
-    if not same_bits(decode(), plain):
+    if not probe.same_bits(decode(), plain):
         yield "restoring the static scales does not restore the logits"
 
 

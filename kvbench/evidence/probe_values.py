@@ -1,6 +1,4 @@
-"""What the probes share: engines' inputs, stored codes read, changed and poisoned, bits compared, and a
-level's verdict.
-"""
+"""What the probes share: inputs, stored codes read, changed and poisoned, bits compared, verdicts."""
 
 from __future__ import annotations
 
@@ -19,11 +17,9 @@ from kvbench.records.record import MISMATCH, VERIFIED, Level
 from kvbench.text import and_more
 from kvbench_kernels.kv.layout import LayerPages
 
-# (sequences, tokens) -> an engine made like the measured one.
-Make = Callable[[int, int], Engine]
+Make = Callable[[int, int], Engine]  # (sequences, tokens) -> an engine made like the measured one
 
-# One of these moves the logits if the scale is read: where a softmax is saturated, doubling a scale moves
-# none.
+# One of these moves the logits if the scale is read: doubling it moves none where a softmax is saturated.
 FACTORS = (2.0, 2.0**-10)
 
 
@@ -50,13 +46,10 @@ def eager(engine: Engine, splits: int | None = None) -> AbstractContextManager[N
     return engine.eagerly(lambda attention: attention, splits)
 
 
-def bits(x: Tensor) -> Tensor:
-    """The raw bytes of a tensor, so that NaN payloads and signed zeros are compared exactly."""
-    return x.contiguous().reshape(-1).view(torch.uint8)
-
-
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+    """Whether the raw bytes are equal: NaN payloads and signed zeros count."""
+    raw = (x.contiguous().reshape(-1).view(torch.uint8) for x in (a, b))
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*raw)
 
 
 def stored(store: PagedKVStore, payload: Tensor, slots: Tensor) -> Tensor:
@@ -80,8 +73,8 @@ def changed(codes: Tensor) -> Tensor:
 
 
 def shown(codes: Tensor) -> Tensor:
-    """codes [tokens, heads, dim]; where all are zero (a static scale that is far too large), codes that
-    differ by token.
+    """codes [tokens, heads, dim]; where all are zero (a static scale far too large), codes that differ by
+    token.
 
     K moves no logit while V is zero or equal for all tokens, and the scale of zeros moves none at all.
     """
@@ -107,9 +100,7 @@ def poison(pages: LayerPages, outside: Tensor) -> None:
             scale[mask] = float("nan")
 
 
-class StaticScales(WriteObserver):
-    """Eager writes use the static scales in `given`, by (layer, name), whatever the store holds."""
-
+class _StaticScales(WriteObserver):
     def __init__(self, store: PagedKVStore, given: Mapping[tuple[int, str], Tensor]) -> None:
         self.store, self.given = store, given
         self._held: list[tuple[Tensor, Tensor]] = []
@@ -131,4 +122,7 @@ class StaticScales(WriteObserver):
 def written_with(
     store: PagedKVStore, given: Mapping[tuple[int, str], Tensor]
 ) -> AbstractContextManager[None]:
-    return store.observed(StaticScales(store, given))
+    """Eager writes inside the `with` use the static scales `given`, by (layer, name), whatever the store
+    holds.
+    """
+    return store.observed(_StaticScales(store, given))

@@ -4,10 +4,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvbench.gate.policy import Check, Gate
-from kvbench.matrix.cells import Cell, Task
+from kvbench.matrix.cells import Cell, Task, text
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.tasks import data_names
-from kvbench.matrix.values import text
 from kvbench.metrics.collect import METRICS
 from kvbench.records.record import LEVELS, RUNGS, rung
 

@@ -17,7 +17,7 @@ from kvbench.gate.latency_validity import doubt
 from kvbench.gate.policy import Check, Gate, load
 from kvbench.gate.precision import precision
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, Outcome, Verdict, exit_code_of
-from kvbench.matrix.values import text
+from kvbench.matrix.cells import text
 from kvbench.metrics.collect import METRICS, Row
 from kvbench.records.record import Record
 from kvbench.records.run import Run

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.formats.scales import of_file
-from kvbench.matrix import values
+from kvbench.matrix import cells
 from kvbench.matrix.document import DataPath, Problems
 from kvbench.matrix.keys import CELL_OPTIONS
 from kvbench.matrix.rules import INVALID, Either, Items, Keys, Option, check
@@ -119,7 +119,7 @@ class Check:
 
     @property
     def name(self) -> str:
-        chosen = ", ".join(f"{key}={values.text(value)}" for key, value in self.where.items())
+        chosen = ", ".join(f"{key}={cells.text(value)}" for key, value in self.where.items())
         return f"{self.metric} {self.limit}" + (f" where {chosen}" if chosen else "")
 
     def picks(self, spec: Mapping[str, Any]) -> bool:

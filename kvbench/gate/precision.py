@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.gate.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
-from kvbench.matrix.cells import Cell, Task
+from kvbench.matrix.cells import Cell, Task, text
 from kvbench.matrix.resolve import ASPECTS, AUTO
 from kvbench.matrix.runners import RUNNERS
-from kvbench.matrix.values import text
 from kvbench.records.record import (
     LEVELS,
     MISMATCH,

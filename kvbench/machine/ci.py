@@ -21,9 +21,7 @@ def in_ci(environ: Mapping[str, str]) -> bool:
 
 
 def device_required(option: bool | None, environ: Mapping[str, str]) -> bool:
-    """Whether a cell whose device is missing fails: by the option, else by `KVBENCH_REQUIRE_GPU`, else in
-    CI.
-    """
+    """Whether a cell whose device is missing fails: by the option, `KVBENCH_REQUIRE_GPU`, or in CI."""
     if option is not None:
         return option
     return says_yes(environ[REQUIRE_GPU]) if REQUIRE_GPU in environ else in_ci(environ)

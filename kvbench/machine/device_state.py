@@ -34,8 +34,7 @@ _SM, _MEMORY = 1, 2  # nvmlClockType_t
 _GPU_SENSOR = 0  # nvmlTemperatureSensors_t
 _POWER, _THERMAL = 0, 1  # nvmlPerfPolicyType_t
 
-# (NVML functions, of which the first existing one is called; arguments after the handle; conversion of the
-# answer)
+# (NVML functions, of which the first existing one is called; arguments after the handle; conversion)
 Query = tuple[tuple[str, ...], tuple[Any, ...], Callable[[Any], Any]]
 
 
@@ -49,16 +48,21 @@ def _watts(milliwatts: int) -> float:
     return milliwatts / 1000
 
 
+def _ns(status: Any) -> int:
+    return int(status.violationTime)
+
+
+_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+
 STATE: dict[str, Query] = {  # read every time
-    "reasons": (
-        ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), (), words),
+    "reasons": (_REASONS, (), words),
     "sm_mhz": (("nvmlDeviceGetClockInfo",), (_SM,), int),
     "memory_mhz": (("nvmlDeviceGetClockInfo",), (_MEMORY,), int),
     "temperature_c": (("nvmlDeviceGetTemperature",), (_GPU_SENSOR,), int),
     "power_w": (("nvmlDeviceGetPowerUsage",), (), _watts),
-    "thermal_ns": (("nvmlDeviceGetViolationStatus",), (_THERMAL,), lambda status: int(status.violationTime)),
-    "power_ns": (("nvmlDeviceGetViolationStatus",), (_POWER,), lambda status: int(status.violationTime)),
-}  # fmt: skip
+    "thermal_ns": (("nvmlDeviceGetViolationStatus",), (_THERMAL,), _ns),
+    "power_ns": (("nvmlDeviceGetViolationStatus",), (_POWER,), _ns),
+}
 
 FIXED: dict[str, Query] = {  # read once
     "sm_max_mhz": (("nvmlDeviceGetMaxClockInfo",), (_SM,), int),
@@ -107,11 +111,9 @@ class DeviceState:
         return {fact: self._ask(fact, query) for fact, query in FIXED.items()} if self._cuda else {}
 
     def others(self) -> dict[str, int | None] | None:
-        """{"count", "bytes"} of other compute processes on the GPU; bytes None where the driver does not give
-        them.
+        """{"count", "bytes"} of other compute processes on the GPU; bytes None where the driver gives none.
 
-        None where the driver's list lacks this process (a container with its own process ids): it may be any
-        of them.
+        None where the driver's list lacks this process (a container with its own ids): it may be any of them.
         """
         query: Query = (("nvmlDeviceGetComputeRunningProcesses",), (), list)
         processes = self._ask("other_processes", query) if self._cuda else None
@@ -175,8 +177,8 @@ class DeviceState:
         return None
 
     def _quota(self) -> dict[str, int | None]:
-        """Throttling of the process's control group and its ancestors, any of which may have a quota, added
-        up.
+        """Throttling of the process's control group and its ancestors, any of which may have a quota: the
+        sum.
         """
         try:
             lines = (self._proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -197,9 +199,7 @@ class DeviceState:
             return {"quota_us": None, "quota_periods": None}
 
     def _steal(self) -> dict[str, int | None]:
-        """Stolen ticks of all CPUs: the eighth number of /proc/stat, and the sum of the eight (the first two
-        include guests).
-        """
+        """Stolen ticks of all CPUs, the eighth number of /proc/stat, and the sum of eight (with guests)."""
         try:
             with (self._proc / "stat").open(encoding="ascii") as f:
                 name, *ticks = f.readline().split()

@@ -24,25 +24,24 @@ from typing import Any
 import kvbench
 from kvbench_kernels.support import interpreting
 
-PACKAGES = (
-    "torch", "transformers", "triton", "accelerate", "tokenizers", "safetensors", "gguf", "huggingface-hub",
-    "datasets", "numpy", "scipy", "pandas",
-)  # fmt: skip
+PACKAGES = [
+    "torch",
+    "transformers",
+    "triton",
+    "accelerate",
+    "tokenizers",
+    "safetensors",
+    "gguf",
+    "huggingface-hub",
+    "datasets",
+]
+PACKAGES += ["numpy", "scipy", "pandas"]
 
 # Packages of kvbench that decide what a task measures; the kernels count as a whole. A change of their source
 # makes stored results stale. The rest reads records, or its whole effect on a task is in the task's spec and
 # options, which the key holds.
-MEASURING = (
-    "formats",
-    "models",
-    "data",
-    "matrix",
-    "engines",
-    "evidence",
-    "runners",
-    "run/task",
-    "machine/device_state.py",  # latency samples the device's state between requests
-)
+MEASURING = ["formats", "models", "data", "matrix", "engines", "evidence", "runners", "run/task"]
+MEASURING += ["machine/device_state.py"]  # latency samples the device's state between requests
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,7 @@ def host() -> Host:
 def source_digest(measuring_only: bool = False, roots: Sequence[Path] = ()) -> str:
     """sha256 (first 24 hex digits) over the names and bytes of kvbench's own Python files.
 
-    measuring_only: of the packages in `MEASURING` and of the kernels. roots: the installed packages by
-    default.
+    measuring_only: of `MEASURING` and of the kernels. roots: by default the installed packages.
     """
     digest = hashlib.sha256()
     for root in roots or _roots():
@@ -136,8 +134,7 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
     """(the visible GPUs by the driver, "" or why there are none)."""
     if sys.platform == "linux":
         try:
-            # The library that pynvml loads; tried first, since importing pynvml takes a tenth of the time of
-            # `plan`.
+            # The library that pynvml loads: to import pynvml takes a tenth of the time of `plan`.
             ctypes.CDLL("libnvidia-ml.so.1")
         except OSError as e:
             return [], f"no NVIDIA driver ({e})"
@@ -151,24 +148,23 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
         return [], f"no NVIDIA driver ({e})"
     try:
         uuids = gpu_uuids(pynvml)
-        shown = visible(uuids)
-        driver = str(pynvml.nvmlSystemGetDriverVersion())
-        gpus = []
-        for i in shown:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(i)
-            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-            gpus.append({
-                "name": str(pynvml.nvmlDeviceGetName(handle)),
-                "uuid": uuids[i],
-                "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-                "compute_capability": f"{major}.{minor}",
-                "driver": driver,
-            })  # fmt: skip
+        gpus = [_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i), uuids[i]) for i in visible(uuids)]
         return gpus, "" if gpus else f"{len(uuids)} GPU(s), all hidden by CUDA_VISIBLE_DEVICES"
     except pynvml.NVMLError as e:
         return [], f"the NVIDIA driver did not answer ({e})"
     finally:
         pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, handle: Any, uuid: str) -> dict[str, Any]:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return {
+        "name": str(nvml.nvmlDeviceGetName(handle)),
+        "uuid": uuid,
+        "memory_bytes": int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        "compute_capability": f"{major}.{minor}",
+        "driver": str(nvml.nvmlSystemGetDriverVersion()),
+    }
 
 
 def gpu_uuids(nvml: Any) -> list[str]:
@@ -178,9 +174,7 @@ def gpu_uuids(nvml: Any) -> list[str]:
 
 
 def visible(uuids: Sequence[str]) -> list[int]:
-    """Indexes of the GPUs with these ids that CUDA_VISIBLE_DEVICES names, in its order; all if it names parts
-    (MIG).
-    """
+    """Indexes of the GPUs that CUDA_VISIBLE_DEVICES names, in its order; all if it names parts (MIG)."""
     every, chosen = list(range(len(uuids))), os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return every

@@ -6,7 +6,7 @@ type are two devices. Records without a host count as one machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 Environment = Mapping[str, Any]
@@ -18,37 +18,25 @@ def apart(environments: Iterable[Environment]) -> str:
     `were measured on different hosts (a, b), whose times are never pooled`
     """
     found = list(environments)
-    hosts = _distinct(e.get("host") for e in found)
-    if len(hosts) > 1:
-        return f"were measured on different hosts ({_listed(hosts, 'unnamed')}), whose times are never pooled"
-    boots = _distinct(e.get("boot_id") for e in found)
-    if len(boots) > 1:
-        listed = _listed(boots, "unknown")
-        return (
-            f"were measured in different boots of {hosts[0]} ({listed}), which may be two machines of one "
-            "name"
-        )
-    gpus = _distinct(_gpu(e) for e in found)
-    if len(gpus) > 1:
-        listed = _listed(gpus, "none")
-        return f"were measured on different GPUs of {hosts[0]} ({listed}), whose times are never pooled"
+    hosts, boots = [e.get("host") for e in found], [e.get("boot_id") for e in found]
+    for values, missing, where, why in (
+        (hosts, "unnamed", "on different hosts", "whose times are never pooled"),
+        (boots, "unknown", "in different boots of {0}", "which may be two machines of one name"),
+        ([_gpu(e) for e in found], "none", "on different GPUs of {0}", "whose times are never pooled"),
+    ):
+        distinct = list(dict.fromkeys(values))
+        if len(distinct) > 1:
+            listed = ", ".join(str(value or missing) for value in distinct)
+            return f"were measured {where.format(hosts[0])} ({listed}), {why}"
     return ""
-
-
-def _listed(values: Iterable[Any], missing: str) -> str:
-    return ", ".join(str(value or missing) for value in values)
 
 
 def names(environments: Iterable[Environment]) -> list[str]:
     """The named hosts, in order of appearance."""
-    return [str(host) for host in _distinct(e.get("host") for e in environments) if host]
+    return [str(host) for host in dict.fromkeys(e.get("host") for e in environments) if host]
 
 
 def _gpu(environment: Environment) -> Any:
     """The id of the GPU in use: the first visible one."""
     gpus = environment.get("gpus") or ()
     return gpus[0].get("uuid") if gpus and environment.get("device") == "cuda" else None
-
-
-def _distinct(values: Iterable[Any]) -> Sequence[Any]:
-    return list(dict.fromkeys(values))

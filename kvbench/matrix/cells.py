@@ -1,8 +1,7 @@
 """Cells and tasks: one point of a matrix, and one piece of work on it.
 
-A cell is frozen and complete: every key of `CELL_KEYS` has a value, nothing is left to a later default. A
-task is one runner (with its options) on the cell keys that the runner depends on; cells that agree on those
-keys share the task, so quality work is not repeated over batch and context.
+A cell is frozen and has a value for every key of `CELL_KEYS`. A task is one runner (with its options) on the
+cell keys that the runner depends on. Cells that agree on those keys share the task.
 """
 
 from __future__ import annotations
@@ -11,18 +10,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvbench.formats.scales import short
 from kvbench.matrix.keys import CELL_KEYS
+from kvbench.text import show
 
-__all__ = ["CELL_KEYS", "MODEL_NAMES", "Cell", "Task", "one_model"]
+__all__ = ["CELL_KEYS", "MODEL_NAMES", "Cell", "Task", "one_model", "text"]
 
-# The keys that say which model it is; they go by `weights` where an FP8 checkpoint has a native model.
-MODEL_NAMES = ("model", "model_revision", "native_model")
+MODEL_NAMES = ("model", "model_revision", "native_model")  # the cell keys that name the model
+
+
+def text(value: Any) -> str:
+    """A cell value as names and `-k` write it: int8_sym, 4, true, null, 0.05; scales as `scales.short`
+    does."""
+    if isinstance(value, dict):
+        return short(value)
+    return value if isinstance(value, str) else show(value)
 
 
 def one_model(specs: Sequence[Mapping[str, Any]]) -> str | None:
-    """The model of all cells, `fp8, native weights from whole` where cells with native weights run on another
-    one, by which `weights` already tells them apart; None where there are several, which must be named cell
-    by cell."""
+    """The model of all cells, None where there are several: `fp8, native weights from whole` where cells with
+    native weights run on another model."""
     native = {spec.get("native_model") or spec.get("model") for spec in specs}
     loaded = {tuple(spec.get(key) for key in ("weights", *MODEL_NAMES)) for spec in specs}
     if len(native) != 1 or len(loaded) > len({weights for weights, *_ in loaded}):
@@ -35,12 +42,9 @@ def one_model(specs: Sequence[Mapping[str, Any]]) -> str | None:
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of the matrix. `spec` has exactly the keys of CELL_KEYS; `line` is the matrix line it came
-    from.
-
-    baseline: the id of the native cell it is compared with, or its own id when it is one. varied: the keys
-    that the matrix varies, in matrix order (they make the cell's short name); of the model, where there are
-    several."""
+    """One point of the matrix. spec: exactly the keys of CELL_KEYS. line: of the matrix file. baseline: the
+    id of the native cell that it is compared with, its own when it is one. varied: the keys that the matrix
+    varies, in matrix order; they make the cell's name."""
 
     id: str
     name: str
@@ -56,12 +60,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Task:
-    """One runner on one projected spec. `cells` are the ids of the cells that share it.
+    """One runner on one projected spec. cells: the ids of the cells that share it.
 
-    variant: what the runner measures when one runner makes several tasks ("wikitext2", "mmlu-5shot"), or "".
-    baseline: key of the same work on the baseline cells, or None when this is the baseline. digests:
-    {"model": ..., "native": ..., "data": [...]}, the contents that went into the key; {} where nobody gave
-    any."""
+    variant: tells the tasks of one runner apart ("wikitext2 stream512"), or "". baseline: key of the same
+    work on the baseline cells, None when this is the baseline. digests: {"model": ..., "native": ..., "data":
+    [...]}, the contents that went into the key."""
 
     key: str
     runner: str

@@ -13,9 +13,8 @@ Mark = tuple[int, int]  # line, column; both from 1
 
 
 class Fault(NamedTuple):
-    """One mistake; line and column put the mistakes in order (0, 0 for an override of the command line).
-    code: why, as a stable word (`unknown_key`, `wrong_type`, `not_accepted`); path: which part of the
-    file."""
+    """One mistake. line, column: its order in the file; 0, 0 for an override of the command line. code: a
+    stable word (`unknown_key`, `wrong_type`, `not_accepted`). path: which part of the file."""
 
     line: int
     column: int
@@ -26,8 +25,7 @@ class Fault(NamedTuple):
 
 
 class ConfigError(UsageError):
-    """Every mistake of a matrix or gate file; the message has a line for each: `file:line:column:
-    sentence`."""
+    """Every mistake of a matrix or gate file, a line each: `file:line:column: sentence`."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("\n".join(f"{fault.where}: {fault.sentence}" for fault in faults))
@@ -38,10 +36,9 @@ class ConfigError(UsageError):
 class Document:
     """Plain data (dict with text keys, list, str, int, float, bool, None) and the place of each part of it.
 
-    name: what messages call it, a file's path. sha: sha256 of the bytes, hex. marks, keys: the place of a
-    value, and of the key that names it, by path. faults: mistakes that the loader could step over; broken:
-    paths whose value it could not read (they hold None). origins: path that an override set -> the text of
-    the override."""
+    name: the file's path. sha: sha256 of the bytes, hex. marks, keys: path -> place of the value, of its key.
+    faults: mistakes that the loader stepped over; broken: paths whose value it could not read (they hold
+    None). origins: path that an override set -> the override."""
 
     name: str
     data: Any
@@ -90,14 +87,13 @@ class Problems:
     """The mistakes of one document, raised together."""
 
     def __init__(self, document: Document) -> None:
-        self._document = document
+        self.document = document
         self.faults = list(document.faults)
 
     def add(self, path: DataPath, sentence: str, code: str, key: bool = False) -> None:
         """`key`: point at the key, not at its value. A value that the loader refused gets no second fault."""
-        place = self._document.mark(path, key), self._document.where(path, key)
-        fault = Fault(*place[0], place[1], sentence, code, path)
-        if path not in self._document.broken and fault not in self.faults:
+        fault = Fault(*self.document.mark(path, key), self.document.where(path, key), sentence, code, path)
+        if path not in self.document.broken and fault not in self.faults:
             self.faults.append(fault)
 
     def raise_if_any(self) -> None:

@@ -2,34 +2,31 @@
 
 1. The cross product of the axes, in the order of the file; none when there are no axes.
 2. `exclude` drops the combinations that agree with every key of an entry.
-3. Each `include` entry is added to every combination of step 1 whose axis values it would not change; values
-that an
-   earlier entry added may be changed. An entry that fits no combination becomes a cell of its own, made of
-   its own keys and the fixed ones, and later entries do not add to it.
-4. The other keys get their values from the fixed keys (`model`, `engine`) and the defaults, `auto` is
-resolved, and
-   equal cells are merged.
-5. Every cell gets its baseline: the same cell with native KV and weights, added where the matrix does not
-have it.
+3. Each `include` entry is added to every combination of step 1 whose axis values it does not change; it may
+   change values that an earlier entry added. An entry that fits no combination becomes a cell of its own, to
+   which later entries do not add.
+4. The other keys come from the fixed keys (`model`, `engine`) and the defaults, `auto` is resolved, and equal
+   cells are merged.
+5. Every cell gets its baseline, the same cell with native KV and weights, added where the matrix lacks it.
    Cells with native weights run on `native_model` where one is named.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kvbench.errors import UsageError
 from kvbench.files import content_hash
 from kvbench.formats.kv import KV_FORMATS
-from kvbench.formats.scales import WORDS, of_file
+from kvbench.formats.scales import WORDS, of_file, read
 from kvbench.machine.host import Host
-from kvbench.matrix.cells import CELL_KEYS, MODEL_NAMES, Cell, one_model
+from kvbench.matrix.cells import CELL_KEYS, MODEL_NAMES, Cell, one_model, text
 from kvbench.matrix.document import DataPath, Problems
 from kvbench.matrix.parse import MatrixFile, Point
-from kvbench.matrix.values import text
 
 BASELINE: dict[str, Any] = {"weights": "native", "gemm": "auto", "kv_format": "native", "scale": None}
 _AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
@@ -53,19 +50,19 @@ class _Combination:
         self.added_at.update(dict.fromkeys(new, entry.path))
 
 
-def expand(
-    file: MatrixFile,
-    host: Host,
-    problems: Problems,
-    line_of: Callable[[DataPath], int | None],
-    read_scale: Callable[[str], dict[str, Any]],
-) -> tuple[Cell, ...]:
-    """The cells, baselines first, then in matrix order; () after a problem. read_scale: the content of a
-    scale file."""
+def expand(file: MatrixFile, host: Host, problems: Problems, folder: Path) -> tuple[Cell, ...]:
+    """The cells, baselines first, then in matrix order; () after a problem. folder: of scale files."""
     before = len(problems.faults)
     combinations = _combinations(file)
-    if not combinations:
-        problems.add(*_no_cell(file), "no_cell")
+    if not combinations and file.axes:
+        sentence = "exclude leaves no cell; remove an entry, or add cells under include."
+        problems.add(("exclude",), sentence, "no_cell")
+    elif not combinations:
+        sentence = (
+            "the matrix has no cell: axes and include are empty, and engine only fixes keys of their cells; "
+            "add axes: {kv_format: [native, int8_sym]}."
+        )
+        problems.add((), sentence, "no_cell")
     if any("model" not in {**file.fixed, **c.axis, **c.added} for c in combinations):
         sentence = "no model is named; add one at the top, as in model: smollm2-135m-instruct."
         problems.add((), sentence, "no_model")
@@ -77,74 +74,47 @@ def expand(
             used_scale = used_scale or "scale" in combination.axis
         _settle_scale(spec, combination, file, problems)
         if isinstance(spec["scale"], str) and spec["scale"] not in WORDS:
-            _read_scale(spec, file, problems, read_scale)
+            _read_scale(spec, file, problems, folder)
         _settle_gemm(spec, combination, problems)
         spec = _on_native_model(resolve_auto(spec, host))
         specs.setdefault(content_hash(spec), (spec, combination.path))
     if "scale" in file.axes and not used_scale and combinations:
         sentence = "scale is an axis, but no static format uses it; add a static format, or remove the axis."
         problems.add(("axes", "scale"), sentence, "unused")
-    if len(problems.faults) > before:
-        return ()
-    return _cells(file, specs, line_of)
+    return () if len(problems.faults) > before else _cells(file, specs, problems)
 
 
 def _combinations(file: MatrixFile) -> list[_Combination]:
-    products = itertools.product(*file.axes.values()) if file.axes else ()
-    originals = [
-        _Combination(_merged(points), _place(file, points))
-        for points in products
-        if not any(_agrees(_merged(points), entry.values) for entry in file.exclude)
-    ]
-    alone = []
+    originals, alone = [], []
+    for points in itertools.product(*file.axes.values()) if file.axes else ():
+        values = {key: value for point in points for key, value in point.values.items()}
+        if not any(entry.values.items() <= values.items() for entry in file.exclude):
+            # Its place is that of its format, or of the axes when the format is fixed.
+            place = (p.path for axis, p in zip(file.axes, points, strict=True) if axis == "kv_format")
+            originals.append(_Combination(values, next(place, ("axes",))))
     for entry in file.include:
         fitting = [c for c in originals if c.fits(entry)]
         for combination in fitting:
             combination.add(entry)
         if not fitting:
-            alone.append(
-                _Combination({}, entry.path, dict(entry.values), dict.fromkeys(entry.values, entry.path))
-            )
+            alone.append(_Combination({}, entry.path))
+            alone[-1].add(entry)
     return originals + alone
-
-
-def _agrees(values: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
-    return all(key in values and values[key] == value for key, value in entry.items())
-
-
-def _merged(points: Iterable[Point]) -> dict[str, Any]:
-    return {key: value for point in points for key, value in point.values.items()}
-
-
-def _place(file: MatrixFile, points: tuple[Point, ...]) -> DataPath:
-    """The place of a combination: that of its format, or of the axes when the format is fixed."""
-    return next((p.path for axis, p in zip(file.axes, points, strict=True) if axis == "kv_format"), ("axes",))
-
-
-def _no_cell(file: MatrixFile) -> tuple[DataPath, str]:
-    if file.axes:
-        return ("exclude",), "exclude leaves no cell; remove an entry, or add cells under include."
-    return (), (
-        "the matrix has no cell: axes and include are empty, and engine only fixes keys of their cells; "
-        "add axes: {kv_format: [native, int8_sym]}."
-    )
 
 
 def _settle_scale(
     spec: dict[str, Any], combination: _Combination, file: MatrixFile, problems: Problems
 ) -> None:
-    """Static formats need a scale; an axis of scales does not apply to the others, and any other scale is
+    """Static formats need a scale. For the others an axis of scales is ignored, and any other scale
     refused."""
     name, added = spec["kv_format"], combination.added_at
     if KV_FORMATS[name].scale_kind == "static":
         if spec["scale"] is None:
             path = added.get("kv_format", combination.path)
             fixed = "kv_format" in file.fixed and path == ("axes",)
-            sentence = (
-                f"{name} needs a scale; add one, as in scale: 0.05 or scale: checkpoint, or measure "
-                f"one: kvbench calibrate."
-            )
-            problems.add(("engine", "kv_format") if fixed else path, sentence, "missing_scale")
+            how = "add one, as in scale: 0.05 or scale: checkpoint, or measure one: kvbench calibrate."
+            path = ("engine", "kv_format") if fixed else path
+            problems.add(path, f"{name} needs a scale; {how}", "missing_scale")
         return
     static = ", ".join(f.name for f in KV_FORMATS.values() if f.scale_kind == "static")
     if combination.added.get("scale") is not None:
@@ -159,31 +129,27 @@ def _settle_scale(
     spec["scale"] = None
 
 
-def _read_scale(
-    spec: dict[str, Any], file: MatrixFile, problems: Problems, read_scale: Callable[[str], dict[str, Any]]
-) -> None:
+def _read_scale(spec: dict[str, Any], file: MatrixFile, problems: Problems, folder: Path) -> None:
     """Replaces the name of a scale file by its content, where the file is for the cell's format."""
     name = spec["scale"]
     points = [*(p for axis in file.axes.values() for p in axis), *file.include]
     path = next((p.path for p in points if p.values.get("scale") == name), ("engine", "scale"))
     try:
-        spec["scale"] = read_scale(name)
+        spec["scale"] = read(folder / name)
     except UsageError as e:
         problems.add(path, str(e), "scale_file")
         return
-    facts = of_file(spec["scale"]) or {}
-    if (made_for := facts.get("format")) != spec["kv_format"]:
+    if (made_for := (of_file(spec["scale"]) or {}).get("format")) != spec["kv_format"]:
         sentence = (
             f"the scale file {name} is for {made_for}, and the cell has {spec['kv_format']}; remove that "
-            f"combination with "
-            f"exclude, or calibrate for it: kvbench calibrate MODEL OUT.json --format {spec['kv_format']}."
+            "combination with exclude, or calibrate for it: kvbench calibrate MODEL OUT.json --format "
+            f"{spec['kv_format']}."
         )
         problems.add(path, sentence, "scale_format")
 
 
 def _settle_gemm(spec: dict[str, Any], combination: _Combination, problems: Problems) -> None:
-    """Native weights have one path: an axis of paths does not apply to them, and any other path is
-    refused."""
+    """Native weights have one path: for them an axis of paths is ignored, and any other path refused."""
     if spec["weights"] != "native" or spec["gemm"] == "auto":
         return
     if "gemm" not in combination.axis:
@@ -216,16 +182,11 @@ def resolve_auto(spec: dict[str, Any], host: Host) -> dict[str, Any]:
 
 
 def _cells(
-    file: MatrixFile,
-    specs: Mapping[str, tuple[dict[str, Any], DataPath]],
-    line_of: Callable[[DataPath], int | None],
+    file: MatrixFile, specs: Mapping[str, tuple[dict[str, Any], DataPath]], problems: Problems
 ) -> tuple[Cell, ...]:
-    baselines: dict[str, dict[str, Any]] = {}
-    baseline_of: dict[str, str] = {}
-    for key, (spec, _) in specs.items():
-        native = baseline_spec(spec)
-        baseline_of[key] = content_hash(native)
-        baselines[baseline_of[key]] = native
+    natives = {key: baseline_spec(spec) for key, (spec, _) in specs.items()}
+    baseline_of = {key: content_hash(native) for key, native in natives.items()}
+    baselines = {baseline_of[key]: native for key, native in natives.items()}
     whole = {**baselines, **{key: spec for key, (spec, _) in specs.items()}}
     varied = _varied(file, list(whole.values()))
     return tuple(
@@ -235,15 +196,15 @@ def _cells(
             spec=spec,
             varied=varied,
             baseline=baseline_of.get(key, key)[:12],
-            line=line_of(specs[key][1]) if key in specs else None,
+            line=problems.document.mark(specs[key][1])[0] or None if key in specs else None,
         )
         for key, spec in whole.items()
     )
 
 
 def _varied(file: MatrixFile, specs: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Keys that differ between cells, axes first in their order; always the format, so that no name is empty.
-    Where all cells have one model (and its native one), names leave it out."""
+    """The keys that differ between cells, axes first in their order, and always the format. Names leave out
+    the model where all cells have one (and its native one)."""
     named = [key for axis, points in file.axes.items() for p in points for key in (axis, *p.values)]
     named += [key for entry in file.include for key in entry.values]
     order = dict.fromkeys([*named, *CELL_KEYS])

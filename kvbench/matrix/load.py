@@ -3,8 +3,7 @@
     load(path) -> yaml.read -> overrides.apply -> parse.read -> expand.expand -> select.select ->
     tasks.tasks_of -> Matrix
 
-Reads nothing but the file and the scale files it names: the machine and the digests of model and data are
-passed in.
+Reads only the file and the scale files that it names; the caller passes the machine and the digests in.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from types import MappingProxyType
 from typing import Any
 
 from kvbench.errors import UsageError
-from kvbench.formats import scales
 from kvbench.machine.host import Host
 from kvbench.matrix import overrides as overriding
 from kvbench.matrix import parse
 from kvbench.matrix import yaml as yamlstrict
 from kvbench.matrix.cells import Cell, Task
-from kvbench.matrix.document import DataPath, Document, Problems
+from kvbench.matrix.document import Document, Problems
 from kvbench.matrix.expand import expand
 from kvbench.matrix.select import select as select_cells
 from kvbench.matrix.tasks import FingerprintData, FingerprintModel, tasks_of
@@ -32,8 +30,7 @@ __all__ = ["Host", "Matrix", "load"]
 
 @dataclass(frozen=True)
 class Matrix:
-    """gate: the gate file's path, or None. source: the file's plain data, overrides in it. sha: sha256 of the
-    file."""
+    """gate: the gate file's path. source: the file's data with the overrides. sha: sha256 of the file."""
 
     name: str
     path: Path | None
@@ -44,43 +41,26 @@ class Matrix:
     sha: str
 
 
-def _no_model_digest(spec: Mapping[str, Any]) -> str:
-    return ""
-
-
-def _no_data_digest(name: str, split: str) -> str:
-    return ""
-
-
 def load(
     path: Path | str,
     overrides: Sequence[str] = (),
     select: str | None = None,
     host: Host = Host(),  # noqa: B008 - frozen
-    fingerprint_model: FingerprintModel = _no_model_digest,
-    fingerprint_data: FingerprintData = _no_data_digest,
+    fingerprint_model: FingerprintModel = lambda spec: "",
+    fingerprint_data: FingerprintData = lambda name, split: "",
     sizes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Matrix:
     """Read, check and expand the matrix at `path`.
 
-    overrides: `a.b=value` of `--set`. select: an expression of `-k`; names and varied keys stay those of the
-    whole matrix. fingerprint_model(spec), fingerprint_data(name, split): digests that are part of the task
-    keys; without them the keys do not follow changes of the files. sizes: runner -> options that replace the
-    file's own.
-
-    Raises ConfigError with every mistake of the file, and UsageError for an expression or a name that is
-    unknown."""
+    overrides: `a.b=value` of `--set`. select: an expression of `-k`; cells keep their names in the whole
+    matrix. fingerprint_model(spec), fingerprint_data(name, split): digests for the task keys. sizes: runner
+    -> options that replace the file's own. Raises ConfigError with every mistake of the file, UsageError for
+    an unknown name or expression."""
     path = Path(path)
     document = overriding.apply(yamlstrict.read(path), overrides)
     problems = Problems(document)
     read, sound = parse.read(document, problems)
-    cells = (
-        expand(
-            read, host, problems, lambda at: _line(document, at), lambda name: scales.read(path.parent / name)
-        )
-        if sound
-        else ()
-    )
+    cells = expand(read, host, problems, path.parent) if sound else ()
     gate = path.parent / read.gate if read.gate else None
     if gate and not _is_file(gate):
         sentence = f"the gate file {gate} does not exist; its path is relative to the matrix file."
@@ -111,7 +91,3 @@ def _located(document: Document, name: str, fingerprint: Callable[[], str]) -> s
         return fingerprint()
     except UsageError as e:
         raise UsageError(f"{document.where(document.find(name))}: {e}") from None
-
-
-def _line(document: Document, path: DataPath) -> int | None:
-    return document.mark(path)[0] or None

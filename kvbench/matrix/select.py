@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from kvbench.errors import UsageError
-from kvbench.matrix.cells import CELL_KEYS, Cell
-from kvbench.matrix.values import text
+from kvbench.matrix.cells import CELL_KEYS, Cell, text
 from kvbench.matrix.yaml import scalar
 from kvbench.text import suggestion
 

@@ -1,7 +1,7 @@
 """Strict YAML: YAML 1.2 core scalars, no duplicate keys, and a place for every value.
 
-PyYAML scans and parses; only its events are used, so its YAML 1.1 types (`no` is False, `1e-5` is text, `010`
-is 8, `12:30` is 750) reach no matrix or gate. A plain scalar gets its type by these rules and no others:
+Only PyYAML's parse events are used, so its YAML 1.1 types (`no` is False, `1e-5` is text, `010` is 8) reach
+no matrix or gate. A plain scalar gets its type by these rules:
 
     null     ~ null Null NULL, or nothing          bool     true True TRUE false False FALSE
     int      12, -3, 010 (ten), 0o10, 0xff         float    1e-5 1e5 1e+5 1.0e5 .5 .inf -.inf .nan
@@ -67,9 +67,8 @@ def read(path: Path | str) -> Document:
     except UnicodeDecodeError as e:
         before = raw[: e.start].decode("utf-8", errors="replace")
         line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
-        raise UsageError(
-            f"{path}:{line}:{column}: the byte 0x{raw[e.start]:02x} is not UTF-8; save the file as UTF-8."
-        ) from None
+        sentence = f"the byte 0x{raw[e.start]:02x} is not UTF-8; save the file as UTF-8."
+        raise UsageError(f"{path}:{line}:{column}: {sentence}") from None
     return parse(text, str(path), hashlib.sha256(raw).hexdigest())
 
 
@@ -85,20 +84,16 @@ def parse(text: str, name: str, sha: str = "") -> Document:
     except yaml.reader.ReaderError as e:
         line = text.count("\n", 0, e.position) + 1
         column = e.position - (text.rfind("\n", 0, e.position) + 1) + 1
-        raise UsageError(
-            f"{name}:{line}:{column}: the character U+{ord(text[e.position]):04X} is not allowed in YAML; "
-            f"remove it."
-        ) from None
+        sentence = f"the character U+{ord(text[e.position]):04X} is not allowed in YAML; remove it."
+        raise UsageError(f"{name}:{line}:{column}: {sentence}") from None
     if data is None and not builder.faults:
         raise UsageError(f"{name} is empty; expected a mapping of keys.")
-    return Document(
-        name, data, sha, builder.marks, builder.keys, tuple(builder.faults), frozenset(builder.broken)
-    )
+    places = builder.marks, builder.keys
+    return Document(name, data, sha, *places, tuple(builder.faults), frozenset(builder.broken))
 
 
 def scalar(text: str) -> Any:
-    """The value of a plain scalar by the rules above. Raises ValueError (a sentence) for a number out of
-    range."""
+    """The value of a plain scalar by the rules above. ValueError (a sentence) for a number out of range."""
     if text in NULLS:
         return None
     if text in _BOOLS:
@@ -129,8 +124,7 @@ class _Builder:
     """Builds plain data from PyYAML's parse events, and keeps marks, faults and broken paths."""
 
     def __init__(self, name: str, events: Iterator[Any]) -> None:
-        self.name = name
-        self.events = events
+        self.name, self.events = name, events
         self.marks: dict[DataPath, Mark] = {}
         self.keys: dict[DataPath, Mark] = {}
         self.faults: list[Fault] = []
@@ -139,39 +133,27 @@ class _Builder:
     def document(self) -> Any:
         """The data of the stream's only document; None when there is none."""
         data: Any = None
-        documents = 0
-        for event in self.events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    self.fault(
-                        event, "a second document starts here; put it into its own file.", "second_document"
-                    )
-                    return data
-                data = self.value(next(self.events), ())
+        starts = (event for event in self.events if isinstance(event, yaml.DocumentStartEvent))
+        for documents, event in enumerate(starts):
+            if documents:
+                sentence = "a second document starts here; put it into its own file."
+                self.fault(event, sentence, "second_document")
+                break
+            data = self.value(next(self.events), ())
         return data
 
     def value(self, event: Any, path: DataPath) -> Any:
         self.marks.setdefault(path, _mark(event))
         if len(path) > MAX_DEPTH:
-            raise UsageError(
-                f"{self.name}:{self.marks[path][0]}:{self.marks[path][1]}: this is nested deeper than "
-                f"{MAX_DEPTH} levels, the limit."
-            )
+            line, column = self.marks[path]
+            sentence = f"this is nested deeper than {MAX_DEPTH} levels, the limit."
+            raise UsageError(f"{self.name}:{line}:{column}: {sentence}")
         if isinstance(event, yaml.AliasEvent):
-            return self.refuse(
-                event,
-                path,
-                f"*{event.anchor} is an alias; aliases are not supported, write the value out.",
-                "alias",
-            )
+            sentence = f"*{event.anchor} is an alias; aliases are not supported, write the value out."
+            return self.refuse(event, path, sentence, "alias")
         if event.tag is not None:
-            self.refuse(
-                event,
-                path,
-                f"the tag {_tag(event)} is not supported; remove it (use quotes for text).",
-                "tag",
-            )
+            sentence = f"the tag {_tag(event)} is not supported; remove it (use quotes for text)."
+            self.refuse(event, path, sentence, "tag")
         if isinstance(event, yaml.SequenceStartEvent):
             return self.sequence(path)
         if isinstance(event, yaml.MappingStartEvent):
@@ -202,9 +184,8 @@ class _Builder:
                 continue
             if key is not None:
                 first = self.keys[(*path, key)][0]
-                self.fault(
-                    event, f"duplicate key {key} (first in line {first}); keep one of them.", "duplicate_key"
-                )
+                sentence = f"duplicate key {key} (first in line {first}); keep one of them."
+                self.fault(event, sentence, "duplicate_key")
             # A refused entry is parsed too, for the mistakes in it; `#` and its index make its path unique.
             self.value(next(self.events), (*path, f"#{event.start_mark.index}"))
         return data
@@ -221,22 +202,18 @@ class _Builder:
         if not event.implicit[0]:
             return str(event.value)
         if event.value == "<<":
-            self.fault(
-                event, "<< is a merge key; merge keys are not supported, write the keys out.", "merge_key"
-            )
+            sentence = "<< is a merge key; merge keys are not supported, write the keys out."
+            self.fault(event, sentence, "merge_key")
             return None
         try:
             value = scalar(event.value)
         except ValueError:
             value = 0
-        if not isinstance(value, str):
-            self.fault(
-                event,
-                f"the key {event.value or '(nothing)'} is not text; write a name, or quote it.",
-                "key_type",
-            )
-            return None
-        return value
+        if isinstance(value, str):
+            return value
+        sentence = f"the key {event.value or '(nothing)'} is not text; write a name, or quote it."
+        self.fault(event, sentence, "key_type")
+        return None
 
     def refuse(self, event: Any, path: DataPath, sentence: str, code: str) -> None:
         self.broken.add(path)

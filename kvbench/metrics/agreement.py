@@ -1,5 +1,4 @@
-"""Greedy tokens compared with the baseline's, along the native history (teacher-forced) and along the cell's
-own (free-running): first divergence, its margin, the noise floor, length."""
+"""Greedy tokens compared with the baseline's along the native history: divergences, noise floor, length."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,13 +11,9 @@ from kvbench.metrics.generate import distinct_ngrams
 from kvbench.records.record import Record
 from kvbench.stats.intervals import largest
 
-# Below this share of different 4-grams a text is mostly repetition (plain prose of this length has above
-# 0.9).
+# Below this share of different 4-grams a text is mostly repetition; plain prose of this length has above 0.9.
 LOOPS = 0.5
-
-# By dtype: how far rounding can move the gap of two logits. Two ways to compute the same logits differ in
-# summation order, and a K/V that differs in its last bit may be stored as the neighbouring code. Logits of
-# text models are of the order of 20.
+# By dtype: how far summation order and neighbouring codes can move the gap of two logits, which are about 20.
 NEAR_TIE = {"float32": 0.05, "float16": 0.2, "bfloat16": 0.5}
 
 COMPARABLE = ("steps", "prompt_tokens", "prompt_sha")
@@ -37,17 +32,14 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
         yield Value("aa_margin_noise", floor, steps, note=why)
     distinct = distinct_ngrams(native.samples["tokens"], 4)
     if distinct is not None:
-        loops = (
-            "the native text repeats itself: agreement on it tests few choices" if distinct < LOOPS else ""
-        )
-        yield Value("native_distinct_4grams", distinct, steps, note=loops)
+        loops = "the native text repeats itself: agreement on it tests few choices"
+        yield Value("native_distinct_4grams", distinct, steps, note=loops if distinct < LOOPS else "")
     if baseline:
         yield from _against(record, baseline)
 
 
 def _prefixed(native: Record) -> Value:
-    """How many steps of the baseline's text change behind a line end before the prompt, step by step along
-    its own history."""
+    """How many steps of the baseline's text change behind a line end before the prompt."""
     behind, tokens = native.samples.get("prefix_tokens"), native.samples["tokens"]
     if not behind:
         reason = native.facts.get("prefix", "the record has no such pass")
@@ -56,13 +48,11 @@ def _prefixed(native: Record) -> Value:
 
 
 def margin_noise(native: Record) -> tuple[float | None, str]:
-    """The largest change of a step's top-2 margin between the baseline's two runs, and ""; or None and the
-    reason.
+    """The largest change of a step's top-2 margin between the baseline's two runs, and ""; or None and why.
 
-    Where the argmax flipped, the margin went through zero: both sides of it count. None and "" where the
-    record has no second run; None with a reason where a margin moved by more than `NEAR_TIE`: it would hide
-    every divergence below it.
-    """
+    Where the argmax flipped, the margin went through zero: both sides count. None and "" where the record has
+    no second run; None with a reason where a margin moved by more than `NEAR_TIE`, which would hide every
+    divergence below it."""
     margins, again = native.samples["margins"], native.samples.get("aa_margins")
     if not again:
         return None, ""
@@ -117,8 +107,6 @@ def _against(record: Record, baseline: Record) -> Iterator[Value]:
 
 
 def _length(record: Record, baseline: Record) -> Value:
-    """Tokens up to the first end-of-text token, along the native history; a text that does not end counts all
-    steps."""
     ends = set(baseline.facts.get("end_ids") or ())
     if not ends:
         return Value("length_ratio", None, note="the tokenizer has no end-of-text token")
@@ -134,8 +122,7 @@ def _until(tokens: Sequence[int], ends: set[int]) -> int:
 
 
 def _step_change(metric: Metric, first: Measured, second: Measured) -> Effect | Unable | None:
-    """Both runs followed their own native text, so steps are pairs as long as the two native texts are
-    equal."""
+    """Both runs followed their own native text: steps are pairs as long as the two native texts are equal."""
     if not first.native or not second.native:
         return None  # a baseline agrees with itself
     natives = [native.samples["tokens"] for native in (first.native, second.native)]
@@ -151,9 +138,7 @@ def _step_change(metric: Metric, first: Measured, second: Measured) -> Effect | 
     return steps_change(metric, flags[0], flags[1], subset=subset, identical=identical)
 
 
-# Facts that must be equal in two runs that are compared.
 FACTS: tuple[str, ...] = COMPARABLE
-
 TABLES: tuple[Table, ...] = (
     Table("agreement", "Token agreement", counted="steps",
           note="Teacher-forced: the share of steps on which the candidate picks the native token along the "
@@ -164,34 +149,28 @@ TABLES: tuple[Table, ...] = (
           metrics=(
         Metric("top1_teacher_forced", SHARE, "higher", "Teacher-forced top-1",
                "share of steps with the native argmax when fed the native history; interval clustered by "
-               "blocks of 64 consecutive steps, which share their history and differ together",
-               paired=True, sampled=True, none=1.0, brief=True, effect=_step_change),
+               "blocks of 64 steps", paired=True, sampled=True, none=1.0, brief=True, effect=_step_change),
         Metric("first_divergence", STEP, "higher", "First divergence",
-               "index of the first token of the free-running continuation that differs; right-censored at "
-               "the number of steps", paired=True, brief=True),
+               "first token of the free-running text that differs; right-censored", paired=True, brief=True),
         Metric("divergence_margin", LOGIT, "lower", "Native margin there",
-               "native top-2 logit margin at the first divergence; below the A/A noise it is a near-tie, "
-               "not a real divergence", paired=True),
+               "native top-2 logit margin at the first divergence; below the A/A noise a near-tie",
+               paired=True),
         Metric("real_divergence", STEP, "higher", "Beyond near-ties",
-               "index of the first token that differs where the native margin is above aa_margin_noise and "
-               "the baseline agrees with itself, along the native history; right-censored at the number of "
-               "steps", paired=True, brief=True),
+               "first token that differs where the native margin is above aa_margin_noise and the baseline "
+               "agrees with itself, along the native history; right-censored", paired=True, brief=True),
         Metric("aa_disagreement", SHARE, "lower", "A/A noise floor",
-               "share of steps on which the baseline, measured again in chunks with a neighbour in the "
-               "batch, disagrees with itself: the noise floor; interval clustered by blocks of 64 steps",
-               sampled=True, none=0.0, brief=True),
+               "share of steps on which the baseline, measured again in other chunks, disagrees with itself; "
+               "interval clustered by blocks of 64 steps", sampled=True, none=0.0, brief=True),
         Metric("aa_margin_noise", LOGIT, "lower", "A/A margin noise",
                "largest change of a step's top-2 logit margin between these two runs of the baseline; no "
                "value if rounding does not explain it"),
         Metric("prefix_disagreement", SHARE, "lower", "Line end before",
                "share of steps of the baseline's own text whose argmax changes when a line end is put "
-               "before the prompt, which does not change its meaning: how undecided the text is; interval "
-               "clustered by blocks of 64 steps", sampled=True, brief=True),
+               "before the prompt; interval clustered by blocks of 64 steps", sampled=True, brief=True),
         Metric("length_ratio", RATIO, "", "Length to native",
                "tokens up to the first end-of-text token over the baseline's, along the native history; a "
                "text that does not end counts all its steps", paired=True),
         Metric("native_distinct_4grams", SHARE, "higher", "Native text, distinct 4-grams",
-               "share of distinct 4-grams in the baseline's generated text; a text that loops tests few "
-               "choices", brief=True),
+               "share of distinct 4-grams in the baseline's text; one that loops tests little", brief=True),
     )),
 )  # fmt: skip

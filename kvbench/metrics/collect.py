@@ -41,10 +41,7 @@ class Row:
 
 
 class Reader(Protocol):
-    """A file of this package that reads the records of one runner.
-
-    TABLES: its metrics; FACTS: facts of a record that must be equal in two runs that are compared.
-    """
+    """A file of this package."""
 
     TABLES: tuple[Table, ...]
     FACTS: tuple[str, ...]
@@ -79,12 +76,8 @@ METRICS: dict[str, Metric] = {
 
 
 def derive(run: Run) -> list[Row]:
-    """Rows of every metric of every task of the manifest, on each of the task's cells, in manifest order.
-
-    Pure. Every metric of a task's runner has a row: where there is no value (the task failed, was refused or
-    did not run, the baseline has no result, or the two are not comparable) the value is None and the note
-    says why.
-    """
+    """Rows of every metric of every task, on each of the task's cells, in manifest order. Every metric of a
+    task's runner has a row: where there is no value it is None and the note says why."""
     lines = contexts.values(run)  # of several records together
     rows: list[Row] = []
     for task in run.tasks:
@@ -112,8 +105,7 @@ def implausible(metric: Metric, value: float) -> bool:
 
 
 def problem(record: Record | None, missing: str = "not run") -> str:
-    """Why this record has no values, as the beginning of a note, or "". missing: the reason where there is no
-    record."""
+    """Why this record has no values, or "". missing: the reason where there is no record."""
     if record is None:
         return missing
     if record.status == OK:
@@ -125,10 +117,8 @@ def problem(record: Record | None, missing: str = "not run") -> str:
 def _values(
     task: Task, record: Record | None, baseline: Record | None, together: Iterable[Value], unrun: str
 ) -> list[Value]:
-    """One value for each metric of the task's runner, in the order of METRICS; None where there is none.
-
-    together: values that the record has together with others. unrun: the reason where there is no record.
-    """
+    """One value for each metric of the task's runner. together: values that the record has together with
+    others; unrun: the reason where there is no record."""
     is_baseline = task.baseline is None
     missing = problem(record, unrun)
     pairing = "" if is_baseline else problem(baseline, unrun)

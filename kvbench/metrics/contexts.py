@@ -1,5 +1,4 @@
-"""Lines through the ITL of cells that differ in their context alone: what a token of context costs, and where
-a format pays."""
+"""Lines through the ITL of cells that differ in their context alone: what a token of context costs."""
 
 import json
 from collections.abc import Sequence
@@ -24,8 +23,7 @@ _MACHINE = ("device", "cpu", "gpus", "threads")
 
 
 def values(run: Run) -> dict[str, list[Value]]:
-    """Key of a latency task -> the values of the line that it is a point of; equal for all points of a
-    line."""
+    """Key of a latency task -> the values of the line that it is a point of."""
     members: dict[str, list[str]] = {}
     for task in run.tasks:
         if task.runner == "latency" and "context" in task.spec:
@@ -74,9 +72,8 @@ def _compared(records: Sequence[Record], line: Line, native: Line) -> list[Value
     bytes_ = [_byte_ratio(record) for record in records]
     known = [b for b in bytes_ if b is not None]
     if len(known) < len(bytes_):
-        return found + unmeasured(
-            COMPARED[2:], "the record does not say what a step reads; run the matrix again"
-        )
+        unknown = "the record does not say what a step reads; run the matrix again"
+        return found + unmeasured(COMPARED[2:], unknown)
     allowed = min(known)
     note = f"KV bytes in the ratio {allowed:.6g}; {_settings(records)}"
     interval = ratio.interval and _scaled(ratio.interval, 1 / allowed)
@@ -143,13 +140,11 @@ TABLES: tuple[Table, ...] = (
                "1) is not explained by the format alone.",
           metrics=(
         Metric("itl_slope_us_per_token", US_PER_TOKEN, "lower", "Slope",
-               "slope of ITL over the context, by least squares over requests of cells that differ only in "
-               "their context; t-interval", brief=True),
+               "least-squares slope of ITL over cells that differ in context alone; t-interval", brief=True),
         Metric("itl_intercept_ms", MS, "lower", "At no context",
                "ITL of that line at context 0; t-interval", plausible=(-inf, inf)),
         Metric("itl_break_even_tokens", TOKENS, "lower", "Break-even",
-               "context from which that line lies below the interleaved baseline's; no value if the lines "
-               "are parallel or the candidate's is steeper", paired=True, brief=True),
+               "context from which that line lies below the interleaved baseline's", paired=True, brief=True),
         Metric("itl_slope_ratio", RATIO, "lower", "Slope ratio",
                "slope over the interleaved baseline's, t-interval of the log-ratio", paired=True, brief=True),
         Metric("itl_slope_to_bytes", RATIO, "", "Slope ratio to bytes",

@@ -1,5 +1,4 @@
-"""Products of the linear layers compared with float64 products on the dequantized weight: the worst case by
-path and number of rows, and which path took which rows."""
+"""Products of the linear layers compared with float64 products on the dequantized weight: the worst cases."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
@@ -46,8 +45,7 @@ def _error(sweep: Sequence[At]) -> Value:
 
 
 def _first_row(products: Sequence[Mapping[str, Any]]) -> Iterator[Value]:
-    """How the first row of output, whose input is fixed, changes from each number of rows of a product to the
-    next."""
+    """How the first row of output, whose input is fixed, changes from one number of rows to the next."""
     steps = [
         (product, before, row)
         for product in products
@@ -89,9 +87,7 @@ def _shape(product: Mapping[str, Any]) -> str:
     return f"{product['n']} x {product['k']}"
 
 
-# Facts that must be equal in two runs that are compared.
 FACTS: tuple[str, ...] = ()
-
 TABLES: tuple[Table, ...] = (
     Table("gemm", "Products",
           note="Linear layers over a sweep of rows (M), compared with float64 on the dequantized weight. "
@@ -105,24 +101,19 @@ TABLES: tuple[Table, ...] = (
                "largest distance of an output row from the float64 product with the dequantized weight, "
                "relative to the row's norm", brief=True),
         Metric("gemm_bound_share", RATIO, "lower", "Worst share of bound",
-               "largest distance of an output row from the exact product of its path (W8A8: with x as the "
-               "reference quantizer leaves it) over the path's rounding bound; above 1 the path computes "
-               "something else", brief=True),
+               "largest distance of an output row from the exact product of its path (W8A8: of quantized x) "
+               "over the path's rounding bound; above 1 the path computes something else", brief=True),
         Metric("gemm_boundary_diff", ERROR, "lower", "Worst step of row 0",
                "largest change of the first output row, its input unchanged, from one number of rows of "
-               "the sweep to the next (both sides of every boundary of the route are included), relative "
-               "to its norm", brief=True),
+               "the sweep to the next, relative to its norm", brief=True),
         Metric("gemm_boundary_argmax", SHARE, "higher", "Steps with equal argmax",
                "share of these steps on which the argmax of that row stays the same"),
         Metric("gemm_native_time_ratio", RATIO, "lower", "Worst time to native",
-               "worst time of a product over F.linear with the dequantized weight in the engine's dtype; "
-               "GPU only. Both run over the model's layers of the shape in turn, so weights that exceed "
-               "the L2 are cold (fact timed_with)", plausible=(0.05, inf), brief=True),
+               "worst time of a product over F.linear with the dequantized weight, both over the model's "
+               "layers of the shape in turn; GPU only", plausible=(0.05, inf), brief=True),
         Metric("gemm_reference_time_ratio", RATIO, "lower", "Worst time to reference",
-               "worst time of a product over the reference path, which dequantizes and multiplies; GPU "
-               "only, timed in the same way", plausible=(0.0001, inf)),
+               "worst time of a product over the reference path; GPU only", plausible=(0.0001, inf)),
         Metric("gemm_paths", PATHS, "", "Paths, by rows",
-               "number of paths that ran over the sweep; the note says which rows took which path",
-               brief=True),
+               "number of paths that ran over the sweep; the note says which took which rows", brief=True),
     )),
 )  # fmt: skip

@@ -1,10 +1,8 @@
-"""Repetition of n-grams in the cell's own greedy text: when it starts to repeat itself, where it ends, and
-where it leaves the baseline's text.
+"""Repetition of n-grams in the cell's own greedy text: where it repeats itself, ends, or leaves native's.
 
 A small model repeats itself natively too, so a collapse is what the candidate does and native does not,
-prompt by prompt: its text only repeats itself from before a quarter of native's own onset, or ends before a
-quarter of native's useful tokens. Texts that diverge at a near-tie often start to loop at tokens that differ
-by a factor of two, but not by four. Prompts where native ends at once are left out.
+prompt by prompt. Texts that diverge at a near-tie often start to loop at tokens that differ by a factor of
+two, but not by four. Prompts where native ends at once are left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,8 +47,7 @@ def texts_of(record: Record) -> list[Tokens]:
 
 
 def useful_tokens(record: Record) -> list[int | None]:
-    """For each prompt, the tokens before its text only repeats itself or ends, whichever comes first; None
-    where it does neither."""
+    """For each prompt, the tokens before its text only repeats itself or ends; None where it does neither."""
     ends = zip(map(degeneration_onset, texts_of(record)), record.samples["eos"], strict=True)
     return [min((at for at in pair if at is not None), default=None) for pair in ends]
 
@@ -73,9 +70,8 @@ def _against(
     fallen = [collapsed(onset, end, by, tokens, steps) for onset, end, by, tokens in pairs if tokens]
     silent = len(useful) - len(fallen)
     note = f"{silent} more, where native ends at once" if silent else ""
-    yield share(
-        "gen_collapsed", sum(fallen), len(fallen), note if fallen else "native's own texts end at once"
-    )
+    note = note if fallen else "native's own texts end at once"
+    yield share("gen_collapsed", sum(fallen), len(fallen), note)
 
 
 def collapsed(
@@ -88,8 +84,7 @@ def collapsed(
 
 
 def _censored(metric: str, found: Sequence[int | None], steps: int) -> Value:
-    """The lower median over the prompts, an observed value; the number of steps replaces None
-    (right-censored)."""
+    """The lower median over the prompts, an observed value; the number of steps replaces None."""
     each = ", ".join("none" if at is None else str(at) for at in found)
     return Value(metric, median_low(steps if at is None else at for at in found), steps, note=f"each: {each}")
 
@@ -140,7 +135,6 @@ def degeneration_onset(tokens: Sequence[int]) -> int | None:
 
     A token is repeated when the `GRAM` tokens that end with it occurred earlier. The onset is the earliest
     repeated token from which at least `STALE` of the `SHORTEST_TAIL` or more tokens to the end are repeated.
-    This finds loops of any period and loops that vary a little.
     """
     seen: set[tuple[int, ...]] = set()
     repeated = [False] * len(tokens)
@@ -165,9 +159,7 @@ def first_divergence(tokens: Sequence[int], native: Sequence[int]) -> int | None
     return None if len(tokens) == len(native) else min(len(tokens), len(native))
 
 
-# Facts that must be equal in two runs that are compared.
 FACTS: tuple[str, ...] = COMPARABLE
-
 TABLES: tuple[Table, ...] = (
     Table("generate", "Free-running text", counted="texts",
           note="Each cell writes its own greedy text. Useful tokens come before the text only repeats "
@@ -176,12 +168,11 @@ TABLES: tuple[Table, ...] = (
                "native's useful tokens. Medians over the prompts; the note has each prompt's value.",
           metrics=(
         Metric("gen_collapsed", SHARE, "lower", "Collapsed",
-               "share of the texts that repeat themselves before a quarter of the baseline's own onset (of "
-               "the length, if it has none), or end before a quarter of its useful tokens; Wilson interval",
+               "share of the texts that repeat themselves before a quarter of the baseline's onset (or "
+               "length) or end before a quarter of its useful tokens; Wilson interval",
                paired=True, brief=True),
         Metric("gen_useful_tokens", TOKENS, "higher", "Useful tokens",
-               "tokens before a text only repeats itself or ends, whichever comes first; median, its whole "
-               "length if it does neither", brief=True),
+               "tokens before a text only repeats itself or ends; median, right-censored", brief=True),
         Metric("gen_degenerated", SHARE, "lower", "Degenerated",
                "share of the texts that repeat themselves from some token to the end: at least 32 tokens, "
                "of which 90% end a 4-gram that occurred earlier in the text; Wilson interval", brief=True),
@@ -194,14 +185,11 @@ TABLES: tuple[Table, ...] = (
         Metric("gen_loop_onset", STEP, "higher", "Longest loop from",
                "first token of a text's longest loop, its first copy included; median, right-censored"),
         Metric("gen_loop_tokens", TOKENS, "lower", "Its tokens",
-               "tokens of the longest loop in any text: one unit repeated, at least three copies and 12 "
-               "tokens"),
+               "tokens of the longest loop in any text: one unit, at least three copies and 12 tokens"),
         Metric("gen_distinct_4grams", SHARE, "higher", "Distinct 4-grams",
-               "share of distinct 4-grams in the generated text, up to the first end-of-text token; mean "
-               "over prompts", brief=True),
+               "share of distinct 4-grams up to the first end-of-text token; mean over prompts", brief=True),
         Metric("gen_first_divergence", STEP, "higher", "First divergence",
-               "first token that differs from the baseline's; median, right-censored",
-               paired=True, brief=True),
+               "first token that differs from native's; median, right-censored", paired=True, brief=True),
         Metric("gen_eos", STEP, "", "End of text",
                "position of the first end-of-text token; median, right-censored"),
     )),

@@ -1,6 +1,4 @@
-"""Numeric health, compared with the K and V that the format was given: the worst layer and side by name, with
-the mean beside it, so that one bad layer is not averaged away.
-"""
+"""Numeric health of stored K and V: the worst layer and side by name, with the mean beside it."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -31,12 +29,8 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
 
 
 def faults(record: Record, layers: int | None) -> Iterator[str]:
-    """What is impossible about the record's sides, as sentences without a full stop: sides that are missing
-    or given twice, a side with the numbers of another layer's, a quantized side that holds values but lost
-    nothing.
-
-    layers: how many the store had; None: unknown, then the highest layer number counts.
-    """
+    """What is impossible about the record's sides: missing or given twice, with the numbers of another
+    layer's, or quantized without loss. layers: how many the store had; None: the highest number counts."""
     sides: Sequence[Side] = record.samples["sides"]
     if not sides:
         return  # a record without samples gives no value, which another check reports
@@ -81,9 +75,7 @@ def _worst(
     return Value(metric, worst, len(found), note=note)
 
 
-# Facts that must be equal in two runs that are compared.
 FACTS: tuple[str, ...] = ("text_sha",)
-
 TABLES: tuple[Table, ...] = (
     Table("health", "Numeric health",
           note="K and V of a text as each layer produced them, compared with what its pages hold; the "
@@ -91,11 +83,9 @@ TABLES: tuple[Table, ...] = (
                "too small, flushing and few codes that it is too large.",
           metrics=(
         Metric("health_error_max", ERROR, "lower", "Worst error",
-               "distance of stored from original K or V as a share of the original's norm, worst layer and "
-               "side", brief=True),
+               "distance of stored from original over the original's norm, worst layer and side", brief=True),
         Metric("health_bound_share", RATIO, "lower", "Worst share of bound",
-               "largest error of a stored element over its rounding bound; above 1 the format's bound is "
-               "broken"),
+               "largest error of a stored element over its rounding bound; above 1 the bound is broken"),
         Metric("health_clip_share", SHARE, "lower", "Most clipped",
                "share of the elements of K or V beyond the largest code, worst layer and side", brief=True),
         Metric("health_flush_share", SHARE, "lower", "Most flushed to zero",

@@ -1,5 +1,4 @@
-"""TTFT and ITL as serving benchmarks define them (ITL is the gap between tokens of one sequence, without
-TTFT), rates, and ratios over interleaved pairs of requests (A B B A)."""
+"""TTFT and ITL as serving benchmarks define them, rates, and ratios over interleaved requests (A B B A)."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +22,7 @@ NO_GAP = "one output token has no gap"
 
 
 def values(record: Record, baseline: Record | None) -> Iterator[Value]:
-    """The ratios come from this record's own arms (A B B A in one process), not from the baseline's
-    record."""
+    """The ratios come from this record's own arms (A B B A in one process), not the baseline's record."""
     arms = sorted(record.samples["arms"], key=lambda arm: arm["order"])
     own = [arm for arm in arms if arm["arm"] == "candidate"]
     other = [arm for arm in arms if arm["arm"] == "baseline"]
@@ -34,10 +32,8 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
         yield from _bandwidth(own, record.facts)
         yield from _stability(arms, own)
     cold = [arm["ttft_ms"] for arm in record.samples.get("warmup", []) if arm["arm"] == "candidate"]
-    if cold:
-        yield Value("ttft_cold_ms", cold[0], 1)
-    else:
-        yield Value("ttft_cold_ms", None, 0, note="no warm-up request")
+    none = Value("ttft_cold_ms", None, 0, note="no warm-up request")
+    yield Value("ttft_cold_ms", cold[0], 1) if cold else none
     if own and other:
         yield from _ratios(own, other)
 
@@ -126,9 +122,8 @@ def _stalls(arms: Sequence[Arm], own: Sequence[Arm]) -> Value:
 def _throttled(arms: Sequence[Arm]) -> Value:
     known = sum(stability.slowdown(arm) is not None for arm in arms)
     if not known:
-        return Value(
-            "throttled_requests", None, 0, note="the device's state was not read or does not report slowdowns"
-        )
+        note = "the device's state was not read or does not report slowdowns"
+        return Value("throttled_requests", None, 0, note=note)
     unread = f"{len(arms) - known} of {len(arms)} requests have no device state" if known < len(arms) else ""
     slowed = stability.slowed(arms)
     note = joined(stability.slowdown_text(arms), unread)
@@ -136,8 +131,7 @@ def _throttled(arms: Sequence[Arm]) -> Value:
 
 
 def _bandwidth(arms: Sequence[Arm], facts: Mapping[str, Any]) -> Iterator[Value]:
-    """Bytes that a step must read over the mean gap, and the part beyond the cache over the device's copy
-    bandwidth."""
+    """Bytes that a step must read over the mean gap, and the part beyond the cache over copy bandwidth."""
     gaps, problem = _gaps(arms)
     n, reads = len(gaps), facts.get("arms", {}).get("candidate", {}).get("reads")
     if problem or reads is None:
@@ -180,8 +174,7 @@ def _ratios(own: Sequence[Arm], other: Sequence[Arm]) -> Iterator[Value]:
 
 
 def _time_change(metric: Metric, first: Measured, second: Measured) -> Effect | Unable:
-    """Change of the ratio to the interleaved native arm, which cancels a generally slower machine. Without
-    native arms in both runs: of the times themselves, which cancels nothing."""
+    """Change of the ratio to the interleaved native arm; without native arms in both runs, of the times."""
     quantity = metric.name.removesuffix("_ms")
     here, there = (_log_times(side.record, quantity) for side in (first, second))
     if isinstance(here, str) or isinstance(there, str):
@@ -196,8 +189,7 @@ def _time_change(metric: Metric, first: Measured, second: Measured) -> Effect | 
 
 
 def _log_times(record: Record, quantity: str) -> tuple[list[float], list[float]] | str:
-    """Logarithms of the candidate's times and of their ratios to the baseline's, pair by pair; or why there
-    are none."""
+    """Logarithms of the candidate's times and of their ratios to the baseline's; or why there are none."""
     ordered = sorted(record.samples["arms"], key=lambda arm: arm["order"])
     if quantity == "itl" and (wrong := wrong_gap_count(ordered)):
         return wrong
@@ -213,9 +205,7 @@ def _log_times(record: Record, quantity: str) -> tuple[list[float], list[float]]
     return (own, [a - b for a, b in zip(own, other, strict=False)]) if own else "no request was measured"
 
 
-# Facts that must be equal in two runs that are compared.
 FACTS: tuple[str, ...] = ("prompt_sha",)
-
 TABLES: tuple[Table, ...] = (
     Table("latency", "Latency", counted="pairs of requests",
           note="ITL is the gap between consecutive tokens of one sequence, TTFT the time to the first "
@@ -227,14 +217,13 @@ TABLES: tuple[Table, ...] = (
                    "not agree.",
           metrics=(
         Metric("itl_ms", MS, "lower", "ITL mean",
-               "mean gap between consecutive tokens of one sequence, without TTFT; a static batch has one "
-               "gap per step", brief=True, effect=_time_change),
+               "mean gap between tokens of one sequence, without TTFT", brief=True, effect=_time_change),
         Metric("itl_ratio", RATIO, "lower", "ITL ratio",
                "mean ITL over the interleaved baseline's, geometric mean over pairs of repeats, t-interval "
                "of the log-ratio", plausible=(0.05, inf), paired=True, sampled=True, none=1.0, brief=True),
         Metric("ttft_ms", MS, "lower", "TTFT median",
-               "request submitted to first token on the host, synchronised, sampling included; median over "
-               "repeats", brief=True, effect=_time_change),
+               "request submitted to first token on the host, synchronised; median over repeats",
+               brief=True, effect=_time_change),
         Metric("ttft_ratio", RATIO, "lower", "TTFT ratio",
                "TTFT over the interleaved baseline's, geometric mean over pairs of repeats, t-interval of "
                "the log-ratio", plausible=(0.05, inf), paired=True, sampled=True, none=1.0, brief=True),
@@ -248,16 +237,13 @@ TABLES: tuple[Table, ...] = (
                "90th percentile of the gaps, an observed gap (rounded up)"),
         Metric("itl_p99_ms", MS, "lower", "ITL p99",
                "99th percentile of the gaps, an observed gap (rounded up)"),
-        Metric("itl_max_ms", MS, "lower", "ITL max",
-               "longest gap"),
+        Metric("itl_max_ms", MS, "lower", "ITL max", "longest gap"),
         Metric("ttft_cold_ms", MS, "lower", "TTFT cold",
                "TTFT of the first warm-up request: compilation and allocation included"),
         Metric("request_ms", MS, "lower", "Request",
-               "from submission of a request to its last token on the host, by two clock readings; median "
-               "over repeats"),
+               "from submission to the last token on the host, by two clock readings; median over repeats"),
         Metric("request_difference_ms", MS, "lower", "Request minus its parts",
-               "largest difference between a request's time and the sum of its TTFT and steps; only "
-               "rounding is allowed", plausible=(0.0, 0.001)),
+               "largest difference between a request's time and its TTFT plus steps", plausible=(0.0, 0.001)),
         Metric("decode_read_gb_s", GB_PER_S, "", "Read in decode",
                "bytes that a decode step must read (weights without input embeddings and experts, stored "
                "K, V and scales) over mean ITL"),
@@ -265,22 +251,19 @@ TABLES: tuple[Table, ...] = (
                "decode_read_gb_s without the bytes that the device's cache can hold, over the copy "
                "bandwidth (bytes read and written) of the same run", plausible=(0.0, 1.2)),
         Metric("latency_drift_pct", PERCENT, "", "Drift over the run",
-               "change of a request's time from the first request to the last, in %: the slope of a "
-               "least-squares line through log(time from submission to the last token) over the order of "
-               "all requests, with a level per arm and a common slope, times the difference in order; "
+               "change of a request's time from the first request to the last, by least squares of its "
+               "logarithm over the order of all requests, with a level per arm and a common slope; "
                "t-interval of the slope; needs 4 requests", sampled=True),
         Metric("latency_outliers", REQUESTS, "lower", "Outlying requests",
                "requests of both arms whose TTFT or mean ITL has a modified z-score above 3.5 (0.6745 |x - "
                "median| / MAD, of the logarithms within the arm) and is 5% or more from the arm's median; "
                "needs 5 requests per arm; outliers stay in every value"),
         Metric("itl_outlier_share", SHARE, "lower", "Stalled steps",
-               "share of the steps that take more than twice the median step of their request (stalls); "
-               "needs 5 steps per request"),
+               "share of the steps that take over twice their request's median step; needs 5 steps each"),
         Metric("throttled_requests", REQUESTS, "lower", "Slowed-down requests",
-               "requests of both arms during which the device was slowed down: throttle reason hw "
-               "slowdown, sw thermal, hw thermal or hw power brake before or after it, or 1% or more of "
-               "its time lost to thermal violations or to the CPU quota of the process's control groups; a "
-               "power cap does not count"),
+               "requests of both arms during which the device was slowed down: hw slowdown, sw thermal, hw "
+               "thermal or hw power brake before or after it, or 1% or more of its time lost to thermal "
+               "violations or the CPU quota of the process's control groups; a power cap does not count"),
     )),
     *contexts.TABLES,
 )  # fmt: skip

@@ -1,6 +1,5 @@
-"""Prompts and scoring of lm-evaluation-harness, which a test compares item by item; Wilson and Bonett-Price
-intervals and the exact McNemar test on paired questions.
-"""
+"""Multiple choice with the prompts and scoring of lm-evaluation-harness; Wilson and Bonett-Price intervals
+and the exact McNemar test on paired questions."""
 
 import math
 from collections import defaultdict
@@ -16,15 +15,8 @@ from kvbench.metrics.declare.metric import Effect, Measured, Metric, Table, Unab
 from kvbench.metrics.declare.units import NAT, P_VALUE, POINTS, QUESTIONS, RATIO, SHARE
 from kvbench.metrics.declare.value import Value, incomparable, share, unmeasured
 from kvbench.records.record import Record
-from kvbench.stats.intervals import (
-    Interval,
-    clustered_ratio,
-    detectable_difference,
-    equivalence_margin,
-    largest,
-    mcnemar_p,
-    paired_difference,
-)
+from kvbench.stats import intervals as stats
+from kvbench.stats.intervals import Interval, mcnemar_p
 
 COMPARABLE = ("task", "shots", "choice_ids", "prompt_policy", "bos", "total", "data_sha")
 
@@ -41,11 +33,7 @@ PAIRED = (
 
 class Judged(NamedTuple):
     """One scored question under one norm. scores: summed logprobs; picks: the choices with the highest score
-    (several: a tie).
-
-    picks is empty where a choice has no number: such a question is neither right nor wrong, and makes shares
-    NaN.
-    """
+    (several: a tie), empty where a choice has no number, which makes shares NaN."""
 
     subject: str
     answer: int
@@ -77,8 +65,7 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
 
 
 def _noise(native: Record) -> Iterator[Value]:
-    """How far the baseline's own picks and scores move when it is scored again, and its picks behind a line
-    end."""
+    """How far the baseline's own picks and scores move when it is scored again, or behind a line end."""
     for metric, key in (("mcq_aa_disagreement", "aa_scores"), ("mcq_prefix_disagreement", "prefix_scores")):
         asked = [q for q in native.samples["questions"] if key in q]
         picks = [[_picks(q[k], [1] * len(q[k])) for k in ("scores", key)] for q in asked]
@@ -96,12 +83,8 @@ def _noise(native: Record) -> Iterator[Value]:
 
 def score_noise(native: Record) -> tuple[float | None, str]:
     """The largest change of a choice's summed logprob between the baseline's two runs, and ""; or None and
-    the reason.
-
-    None for fewer than `LEAST_AGAIN` questions, or where a choice moved by more than rounding explains: it
-    would hide every flip. A logprob is minus the log of a sum of exp(gaps to the token's own logit), so it
-    moves by no more than the gap that moves most, `NEAR_TIE`; that of n tokens by n times as much.
-    """
+    the reason: fewer than `LEAST_AGAIN` questions, or a choice that moved by more than rounding explains,
+    which would hide every flip. A token's logprob moves by no more than its gaps do, `NEAR_TIE`."""
     again = [q for q in native.samples["questions"] if "aa_scores" in q]
     if not again:
         return None, NOT_AGAIN
@@ -120,7 +103,7 @@ def score_noise(native: Record) -> tuple[float | None, str]:
             f"rounding in {dtype} explains {tokens * bound:g} ({tokens} token{'s' if tokens > 1 else ''}). "
             "It is no noise floor, so no flip is called real or a near-tie"
         )
-    worst = largest(each for each, _, _ in moved)
+    worst = stats.largest(each for each, _, _ in moved)
     if math.isfinite(worst) and len(again) < LEAST_AGAIN:
         many = f"{len(again)} question{'s were' if len(again) > 1 else ' was'}"
         return None, f"{many} scored a second time, a noise floor needs {LEAST_AGAIN} (option aa_limit)"
@@ -128,8 +111,7 @@ def score_noise(native: Record) -> tuple[float | None, str]:
 
 
 def _real_flips(pairs: Sequence[tuple[Judged, Judged]], noise: float | None, why: str) -> Value:
-    """Changed picks that noise does not explain: it may lower native's choice and raise the candidate's, each
-    by all of it."""
+    """Changed picks that noise does not explain, which may lower one choice and raise the other."""
     if noise is None:
         return Value("mcq_real_flips", None, len(pairs), note=why)
     margins = [b.scores[b.picks[0]] - b.scores[a.picks[0]] for a, b in pairs if a.picks[0] != b.picks[0]]
@@ -170,7 +152,7 @@ def _macro(judged: Sequence[Judged]) -> Value:
     if not subjects:
         return Value("mcq_macro", None, 0, note="nothing was scored")
     means = [fmean(outcomes) for outcomes in subjects.values()]
-    found = clustered_ratio(means, [1.0] * len(means), range(len(means)))
+    found = stats.clustered_ratio(means, [1.0] * len(means), range(len(means)))
     note = f"{len(subjects)} subjects" if found.interval else "1 subject: no interval"
     if not all(j.picks for j in judged):
         return Value("mcq_macro", math.nan, len(judged), note=note)
@@ -183,8 +165,7 @@ def _macro(judged: Sequence[Judged]) -> Value:
 def _paired(
     own: Mapping[Any, Judged], native: Mapping[Any, Judged], noise: float | None, why: str, note: str
 ) -> Iterator[Value]:
-    """Over the questions that both scored, matched by id. noise, why: `score_noise`; note: why they cannot be
-    compared, or ""."""
+    """Over the questions that both scored. noise, why: `score_noise`; note: why they are not comparable."""
     pairs = [(judged, native[key]) for key, judged in own.items() if key in native]
     n = len(pairs)
     if not note and any(a.answer != b.answer for a, b in pairs):
@@ -199,13 +180,13 @@ def _paired(
         return
     gained = sum(a.right and not b.right for a, b in pairs)
     lost = sum(b.right and not a.right for a, b in pairs)
-    low, high = interval = paired_difference(gained, lost, n)
+    low, high = interval = stats.paired_difference(gained, lost, n)
     note = (
         f"{gained} gained, {lost} lost of {n} paired; not worse by more than {max(0.0, -100 * low):.2g} pt, "
-        f"equivalent within {100 * equivalence_margin(interval):.2g} pt (one-sided tests at 2.5%)"
+        f"equivalent within {100 * stats.equivalence_margin(interval):.2g} pt (one-sided tests at 2.5%)"
     )
     yield Value("mcq_delta_pt", 100 * (gained - lost) / n, n, 100 * low, 100 * high, note)
-    detectable = 100 * detectable_difference(gained, lost, n)
+    detectable = 100 * stats.detectable_difference(gained, lost, n)
     yield Value("mcq_mde_pt", detectable, n, note=f"{gained + lost} of {n} pairs discordant; at 80% power")
     yield _recovery(sum(b.right for _, b in pairs), (gained - lost) / n, interval, n)
     yield _real_flips(pairs, noise, why)
@@ -218,10 +199,7 @@ def _paired(
 
 
 def _recovery(native_right: int, change: float, interval: Interval, n: int) -> Value:
-    """1 plus the paired difference over the baseline's accuracy, which is taken as measured.
-
-    A ratio of two equal accuracies would have no width of its own.
-    """
+    """1 plus the paired difference over the baseline's accuracy, which is taken as measured."""
     if not native_right:
         return Value("mcq_recovery", None, n, note="the baseline answers no question")
     native = native_right / n
@@ -256,8 +234,7 @@ def _agreement_change(metric: Metric, first: Measured, second: Measured) -> Effe
 
 
 def _common(first: Record, second: Record) -> tuple[list[Any], list[Judged], list[Judged], str] | str:
-    """Ids and both judgements of the questions that both runs scored, and which those are where one run has
-    more; or why they cannot be paired."""
+    """Ids and judgements of the questions that both runs scored, and which those are; or why not."""
     sides = [judge(record) for record in (first, second)]
     keys = [key for key in sides[0] if key in sides[1]]
     a, b = ([side[key] for key in keys] for side in sides)
@@ -276,15 +253,12 @@ def _questions_change(
 ) -> Effect:
     differences = [int(b) - int(a) for a, b in zip(own, other, strict=True)]
     p = mcnemar_p(differences.count(1), differences.count(-1))
-    found = share_change(
-        metric, differences, [1] * len(own), range(len(own)), subset=subset, identical=identical
-    )
+    more = {"subset": subset, "identical": identical}
+    found = share_change(metric, differences, [1] * len(own), range(len(own)), **more)
     return replace(found, method=f"{found.method}, exact McNemar p = {p:.2g}")
 
 
-# Facts that must be equal in two runs that are compared.
 FACTS: tuple[str, ...] = COMPARABLE
-
 TABLES: tuple[Table, ...] = (
     Table("mcq", "Multiple choice", counted="questions",
           note="Choices are scored by summed logprob; the delta is paired with the baseline question by "
@@ -294,16 +268,14 @@ TABLES: tuple[Table, ...] = (
                "noise does not explain.",
           metrics=(
         Metric("mcq_accuracy", SHARE, "higher", "Accuracy",
-               "share of scored questions where the choice with the highest summed logprob is the answer "
-               "(the first one of a tie); Wilson interval",
-               sampled=True, brief=True, effect=_accuracy_change),
+               "share of scored questions where the (first) choice with the highest summed logprob is the "
+               "answer; Wilson interval", sampled=True, brief=True, effect=_accuracy_change),
         Metric("mcq_delta_pt", POINTS, "", "Accuracy delta",
                "accuracy less the baseline's on the questions both scored, in points; Bonett-Price "
                "interval on the discordant pairs", paired=True, sampled=True, none=0.0, brief=True),
         Metric("mcq_mde_pt", POINTS, "lower", "Detectable at 80% power",
-               "minimum detectable effect: the smallest true change of accuracy that the interval of "
-               "mcq_delta_pt detects with 80% power at this number of discordant pairs",
-               plausible=(0.0, inf), paired=True, brief=True),
+               "the smallest true change of accuracy that the interval of mcq_delta_pt detects with 80% "
+               "power at this number of discordant pairs", plausible=(0.0, inf), paired=True, brief=True),
         Metric("mcq_recovery", RATIO, "higher", "Accuracy to native",
                "accuracy over the baseline's on the questions both scored: 1 plus mcq_delta_pt and its "
                "interval over the baseline's accuracy", paired=True, sampled=True, none=1.0),
@@ -321,18 +293,17 @@ TABLES: tuple[Table, ...] = (
                "interval", paired=True, sampled=True, none=0.0),
         Metric("mcq_real_flips", SHARE, "lower", "Flips beyond noise",
                "share of the questions both scored where the candidate picks a choice that the baseline "
-               "scores below its own by more than twice mcq_aa_score_noise, the most that noise on both "
-               "can explain; Wilson interval", paired=True, sampled=True, none=0.0, brief=True),
+               "scores below its own by over twice mcq_aa_score_noise; Wilson interval",
+               paired=True, sampled=True, none=0.0, brief=True),
         Metric("mcq_aa_disagreement", SHARE, "lower", "A/A noise floor",
                "share of a spread subset of the questions (option aa_limit) whose pick changes when the "
-               "baseline scores them again with no shared prefix, other neighbours and chunks of 64 "
-               "tokens: the noise floor; Wilson interval", sampled=True, none=0.0, brief=True),
+               "baseline scores them again in other chunks", sampled=True, none=0.0, brief=True),
         Metric("mcq_aa_score_noise", NAT, "lower", "A/A score noise",
                "largest change of a choice's summed logprob between these two runs of the baseline; no "
                "value from fewer than 8 questions or if rounding does not explain it", plausible=(0.0, inf)),
         Metric("mcq_prefix_disagreement", SHARE, "lower", "Line end before",
-               "share of the same questions whose pick changes when a line end is put before the prompt, "
-               "which does not change its meaning: how fragile they are; Wilson interval", sampled=True),
+               "share of the same questions whose pick changes when a line end is put before the prompt; "
+               "Wilson interval", sampled=True),
         Metric("mcq_mcnemar_p", P_VALUE, "", "McNemar p",
                "exact McNemar test of equal accuracy on the questions both scored", paired=True),
         Metric("mcq_macro", SHARE, "higher", "Macro average",
@@ -341,9 +312,7 @@ TABLES: tuple[Table, ...] = (
                "mcq_accuracy with logprob per token", sampled=True),
         Metric("mcq_accuracy_norm_char", SHARE, "higher", "Accuracy by character",
                "mcq_accuracy with logprob per character", sampled=True),
-        Metric("mcq_scored", QUESTIONS, "higher", "Scored",
-               "questions scored; n is the number asked", brief=True),
-        Metric("truncated_share", SHARE, "lower", "Truncated",
-               "share of the questions whose prompt was truncated"),
+        Metric("mcq_scored", QUESTIONS, "higher", "Scored", "questions scored; n: those asked", brief=True),
+        Metric("truncated_share", SHARE, "lower", "Truncated", "share of questions with a truncated prompt"),
     )),
 )  # fmt: skip

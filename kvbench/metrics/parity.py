@@ -1,5 +1,4 @@
-"""Decode compared with FP32 attention over the dequantized tensors, computed independently of the engine.
-Always the worst case, so that two bad cases cannot vanish in a mean."""
+"""Decode compared with FP32 attention over the dequantized tensors, computed independently of the engine."""
 
 import math
 from collections.abc import Iterator
@@ -49,22 +48,19 @@ def _argmax_change(metric: Metric, first: Measured, second: Measured) -> Effect 
     return steps_change(metric, own, other, identical=steps[0] == steps[1])
 
 
-# Facts that must be equal in two runs that are compared.
 FACTS: tuple[str, ...] = ("seed", "steps", "q_heads", "kv_heads", "head_dim", "vocabulary")
-
 TABLES: tuple[Table, ...] = (
     Table("parity", "Parity with the oracle", counted="steps",
           note="Decode through the store compared with an FP32 oracle on the dequantized tensors, and a "
                "long run without a model. A share of the bound above 1 is outside what the format allows.",
           metrics=(
         Metric("parity_max_abs", ERROR, "lower", "Worst absolute error",
-               "largest absolute error of a decode output against the FP32 oracle on dequantized tensors, "
-               "worst case", brief=True),
+               "largest absolute error of a decode output against the FP32 oracle", brief=True),
         Metric("parity_bound_share", RATIO, "lower", "Worst share of bound",
                "largest error over its bound, of any decode output and any stored element; above 1 the "
                "format's bound is broken", brief=True),
         Metric("parity_cosine_min", COSINE, "higher", "Lowest cosine",
-               "smallest cosine between a decode output and the FP32 oracle, worst case", brief=True),
+               "smallest cosine between a decode output and the FP32 oracle", brief=True),
         Metric("steps_argmax_agreement", SHARE, "higher", "Steps with equal argmax",
                "share of the model-free decode steps whose argmax equals the native one",
                sampled=True, none=1.0, brief=True, effect=_argmax_change),

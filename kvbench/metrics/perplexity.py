@@ -17,18 +17,8 @@ from kvbench.metrics.declare.metric import DIVERGENCE, TEXT, Effect, Measured, M
 from kvbench.metrics.declare.units import NAT, PERCENT, PERPLEXITY, POINTS, SHARE
 from kvbench.metrics.declare.value import Value, clustered, incomparable, joined
 from kvbench.records.record import Record
-from kvbench.stats.intervals import (
-    Estimate,
-    clustered_bootstrap,
-    clustered_mean,
-    clustered_quantile,
-    clustered_ratio,
-    clustered_share,
-    exp,
-    largest,
-    median,
-    quantile,
-)
+from kvbench.stats import intervals as stats
+from kvbench.stats.intervals import Estimate, clustered_mean, clustered_ratio, exp
 
 # The protocol is part of the number: all of these must be equal.
 COMPARABLE = (
@@ -69,7 +59,7 @@ def _deltas(record: Record, baseline: Record, scored: int) -> Iterator[Value]:
         floor = f"the baseline run again differs by {percent(noise.value):+.4f}%"
         yield clustered("ppl_aa_pct", _in_percent(noise), scored)
     differences = _differences(chunks, native)
-    if interval := clustered_bootstrap(*differences):
+    if interval := stats.clustered_bootstrap(*differences):
         low, high = map(percent, interval)
         note = f"a bootstrap over documents gives [{low:+.4g}, {high:+.4g}]%"
     change = _in_percent(clustered_ratio(*differences))
@@ -93,8 +83,7 @@ def _in_percent(change: Estimate) -> Estimate:
 
 
 def _by_position(record: Record, baseline: Record | None) -> Iterator[Value]:
-    """Perplexity and its change, separately for early and late tokens of a chunk, which attend to few and to
-    many stored ones."""
+    """Perplexity and its change, separately for early and late tokens of a chunk."""
     chunks, edges = record.samples["chunks"], record.facts.get("positions")
     if not edges or not all("by_position" in chunk for chunk in chunks):
         return
@@ -124,11 +113,7 @@ def _by_position(record: Record, baseline: Record | None) -> Iterator[Value]:
 
 def _divergence(samples: Mapping[str, Any]) -> Iterator[Value]:
     """Values from all tokens: those in the record where it holds them all, else the runner's own sums and
-    quantiles.
-
-    Intervals are over documents: of sums and counts by chunk where the record has them, of quantiles from the
-    tokens it keeps. The largest value has none: a sample says nothing beyond its largest value.
-    """
+    quantiles. Intervals are over documents: of sums by chunk, of quantiles from the tokens it keeps."""
     kept, whole = samples.get("kld_tokens"), samples.get("kld")
     if not kept:
         return
@@ -141,11 +126,13 @@ def _divergence(samples: Mapping[str, Any]) -> Iterator[Value]:
         mean = clustered_mean(kept, [1.0] * n, owners)
     yield clustered("kld_mean", mean, n, value=found["mean"])
     for name, level in _QUANTILES.items():
-        yield clustered(f"kld_{name}", clustered_quantile(kept, level, owners), n, value=found[name])
+        yield clustered(f"kld_{name}", stats.clustered_quantile(kept, level, owners), n, value=found[name])
     yield Value("kld_max", found["max"], n, note="the largest of these tokens; no interval")
     equal = samples.get("top1_equal")
     if equal is not None:
-        yield clustered("top1_agreement", _by_chunk(clustered_share, chunks, "top1_equal", equal / n), n)
+        yield clustered(
+            "top1_agreement", _by_chunk(stats.clustered_share, chunks, "top1_equal", equal / n), n
+        )
     if delta_p := samples.get("delta_p"):
         p = samples["delta_p_mean"] if n > len(delta_p) else fmean(delta_p)
         change = _by_chunk(clustered_ratio, chunks, "delta_p", p)
@@ -154,8 +141,7 @@ def _divergence(samples: Mapping[str, Any]) -> Iterator[Value]:
 
 
 def _owners(chunks: Sequence[Chunk], kept: Sequence[float], n: int) -> list[Any]:
-    """The document of each kept token; one for all where the record kept a sample and does not say of which
-    chunks."""
+    """The document of each kept token; one for all where the record does not say of which chunks."""
     counts = [chunk.get("kept", chunk["tokens"] if n == len(kept) else 0) for chunk in chunks]
     owners = [chunk["document"] for chunk, count in zip(chunks, counts, strict=True) for _ in range(count)]
     return owners if len(owners) == len(kept) else [None] * len(kept)
@@ -167,8 +153,7 @@ def _by_chunk(
     key: str,
     value: float,
 ) -> Estimate:
-    """`estimate` over the chunks' sums under `key`; without an interval where an old record has none of
-    them."""
+    """`estimate` over the chunks' sums under `key`; without an interval where an old record has none."""
     if not all(key in chunk for chunk in chunks):
         return Estimate(value, None, 1)
     return estimate([c[key] for c in chunks], [c["tokens"] for c in chunks], [c["document"] for c in chunks])
@@ -178,8 +163,8 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 
 
 def _summary(kld: Sequence[float]) -> dict[str, float]:
-    quantiles = {name: quantile(kld, level) for name, level in _QUANTILES.items()}
-    return {**quantiles, "mean": fmean(kld), "p50": median(kld), "max": largest(kld)}
+    quantiles = {name: stats.quantile(kld, level) for name, level in _QUANTILES.items()}
+    return {**quantiles, "mean": fmean(kld), "p50": stats.median(kld), "max": stats.largest(kld)}
 
 
 def _layout(chunks: Sequence[Chunk]) -> list[tuple[int, Any]]:
@@ -199,8 +184,7 @@ def _nll_change(metric: Metric, first: Measured, second: Measured) -> Effect | U
 
 
 def _kld_change(metric: Metric, first: Measured, second: Measured) -> Effect | Unable | None:
-    """Sum of KLD over sum of KLD. The wider interval of the two directions counts, so that their order does
-    not matter."""
+    """Sum of KLD over sum of KLD; the wider interval of the two directions counts."""
     common = _common(first.record, second.record)
     if isinstance(common, str) or not all("kld" in c for c in (*common.first, *common.second)):
         return None
@@ -260,8 +244,7 @@ def _common(first: Record, second: Record) -> _Common | str:
 
 
 def _places(record: Record) -> Sequence[int]:
-    """Index of each scored chunk in the whole text. Older records do not say; a limit spread n chunks evenly
-    over it."""
+    """Index of each scored chunk in the whole text; in older records, a limit spread n chunks evenly."""
     if (places := record.facts.get("chunk_places")) is not None:
         return [int(place) for place in places]
     n = len(record.samples["chunks"])
@@ -272,9 +255,7 @@ def _method(found: Estimate) -> str:
     return f"chunk by chunk, {found.units} document{'s' if found.units != 1 else ''}"
 
 
-# Facts that must be equal in two runs that are compared.
 FACTS: tuple[str, ...] = tuple(fact for fact in COMPARABLE if fact != "scored")
-
 TABLES: tuple[Table, ...] = (
     Table("quality", "Quality", counted="tokens",
           note="KLD is measured from the native next-token distribution to the candidate's, over the whole "

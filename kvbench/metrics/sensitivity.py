@@ -1,8 +1,8 @@
 """KLD (as in `perplexity`) with one part of the cache quantized at a time, the worst layer by name, and the
-effect of keeping the suggested layers native.
-"""
+effect of keeping the suggested layers native."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import inf
 from statistics import fmean
 from typing import Any
@@ -50,8 +50,7 @@ def kld(part: Part) -> Estimate:
 
 
 def gain(whole: Part, kept: Part) -> Estimate:
-    """Reduction of the mean KLD by keeping a layer native, paired text by text; below 0 where it
-    increases."""
+    """Reduction of the mean KLD by keeping a layer native, paired text by text."""
     pairs = list(zip(whole["texts"], kept["texts"], strict=True))
     return clustered_ratio([a[1] - b[1] for a, b in pairs], [a[0] for a, _ in pairs], range(len(pairs)))
 
@@ -76,47 +75,35 @@ def _suggestion(facts: Mapping[str, Any]) -> str:
             one = smallest / facts["quantized_bytes_per_token"]
             return f"no layer fits {facts['budget_pct']:g}% more bytes; one takes {one:.1%}"
         return "no layer gains by being native"
-    listed = ", ".join(map(str, layers))
-    share = extra / facts["quantized_bytes_per_token"]
-    return (
-        f"layer{'s' if len(layers) > 1 else ''} {listed} native: {extra:,.0f} B per token more ({share:+.1%})"
-    )
+    listed = f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))} native"
+    return f"{listed}: {extra:,.0f} B per token more ({extra / facts['quantized_bytes_per_token']:+.1%})"
 
 
-# Facts that must be equal in two runs that are compared.
+def _kld(name: str, heading: str, what: str, paired: bool = True, brief: bool = False) -> Metric:
+    words = f"mean KLD of the next-token distribution from that of a native cache, with {what}"
+    name = f"sens_kld_{name}"
+    return Metric(name, NAT, "lower", heading, words, paired=paired, sampled=True, none=0.0, brief=brief)
+
+
 FACTS: tuple[str, ...] = ("text_sha",)
-
 TABLES: tuple[Table, ...] = (
     Table("sensitivity", "Sensitivity", counted="tokens",
           note="KLD from native with a part of the cache quantized and the rest stored natively; the notes "
                "name the layers. The effects of several layers do not add up, so the suggested list was "
                "run too.",
           metrics=(
-        Metric("sens_kld_all", NAT, "lower", "All quantized",
-               "mean KLD of the next-token distribution with the whole cache quantized from that with a "
-               "native cache; on a native cell: of native run again",
-               sampled=True, none=0.0, brief=True),
-        Metric("sens_kld_k", NAT, "lower", "K alone",
-               "mean KLD from a native cache with K quantized in every layer and V native",
-               paired=True, sampled=True, none=0.0, brief=True),
-        Metric("sens_kld_v", NAT, "lower", "V alone",
-               "mean KLD from a native cache with V quantized in every layer and K native",
-               paired=True, sampled=True, none=0.0, brief=True),
-        Metric("sens_kld_first", NAT, "lower", "First tokens alone",
-               "mean KLD from a native cache with the first tokens of a text quantized (runner option "
-               "first_tokens) and the others native",
-               paired=True, sampled=True, none=0.0),
-        Metric("sens_kld_others", NAT, "lower", "All but first tokens",
-               "mean KLD from a native cache with the first tokens of a text native and the others "
-               "quantized", paired=True, sampled=True, none=0.0),
-        Metric("sens_layer_alone", NAT, "lower", "Worst layer alone",
-               "mean KLD with one layer quantized and the others native, for the layer where it is largest",
-               paired=True, sampled=True, none=0.0, brief=True),
+        _kld("all", "All quantized", "the whole cache quantized; on a native cell: of native run again",
+             paired=False, brief=True),
+        _kld("k", "K alone", "K quantized in every layer and V native", brief=True),
+        _kld("v", "V alone", "V quantized in every layer and K native", brief=True),
+        _kld("first", "First tokens alone",
+             "the first tokens of a text quantized (runner option first_tokens) and the others native"),
+        _kld("others", "All but first tokens", "the first tokens of a text native and the others quantized"),
+        replace(_kld("", "Worst layer alone", "one layer quantized, the one where it is largest", brief=True),
+                name="sens_layer_alone"),
         Metric("sens_layer_gain", NAT, "", "Most from one native",
                "reduction of the mean KLD of a quantized cache by keeping one layer native, for the layer "
                "where it is largest", plausible=(-inf, inf), paired=True, sampled=True, none=0.0, brief=True),
-        Metric("sens_kld_suggested", NAT, "lower", "Suggested native",
-               "mean KLD from a native cache with the suggested layers native and the others quantized",
-               paired=True, sampled=True, none=0.0, brief=True),
+        _kld("suggested", "Suggested native", "suggested layers native, the others quantized", brief=True),
     )),
 )  # fmt: skip

@@ -1,6 +1,5 @@
-"""Bytes of the KV store and of the weights: exact integers (numel x itemsize of the live tensors), compared
-with the formulas of docs/formats.md and with the baseline.
-"""
+"""Bytes of the KV store and of the weights, counted from the live tensors, compared with the formulas of
+docs/formats.md and with the baseline."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -80,18 +79,14 @@ def _first_off(off: dict[int, tuple[int, int]], layers: int) -> str:
     if not off:
         return ""
     first, (payload, scales) = next(iter(off.items()))
-    return (
-        f"{len(off)} of {layers} layers differ from the formula, the first is layer {first}: "
-        f"payload {payload:+,} B, scales {scales:+,} B"
-    )
+    differ = f"{len(off)} of {layers} layers differ from the formula, the first is layer {first}"
+    return f"{differ}: payload {payload:+,} B, scales {scales:+,} B"
 
 
 _bytes_change = partial(exact_change, values)
 
 
-# Facts that must be equal in two runs that are compared.
 FACTS: tuple[str, ...] = ("tokens",)
-
 TABLES: tuple[Table, ...] = (
     Table("storage", "Storage",
           note="Bytes are counted from the live tensors and compared with the format's formula, layer by "
@@ -112,15 +107,13 @@ TABLES: tuple[Table, ...] = (
                "kv_bytes_total over the baseline cell's, both live",
                plausible=(0.01, 4.0), paired=True, brief=True),
         Metric("kv_bytes_difference", BYTES, "lower", "Live minus formula",
-               "bytes by which live tensors and formula differ, added up layer by layer so that nothing "
-               "cancels; must be 0", plausible=(0.0, 0.0), brief=True),
-        Metric("kv_bytes_payload", BYTES, "lower", "KV payload",
-               "bytes of the stored K and V elements of all layers",
+               "bytes by which live tensors and formula differ, summed by layer; must be 0",
+               plausible=(0.0, 0.0), brief=True),
+        Metric("kv_bytes_payload", BYTES, "lower", "KV payload", "bytes of the stored K and V of all layers",
                plausible=(1.0, inf), effect=_bytes_change),
         Metric("kv_bytes_scales", BYTES, "lower", "KV scales",
                "bytes of the stored scales of all layers", effect=_bytes_change),
-        Metric("page_table_bytes", BYTES, "lower", "Page table",
-               "bytes of the page table", effect=_bytes_change),
+        Metric("page_table_bytes", BYTES, "lower", "Page table", "bytes of it", effect=_bytes_change),
         Metric("held_bytes", BYTES, "lower", "Held before",
                "device memory held in addition to the weights before the pages were allocated: libraries' "
                "workspaces, buffers, rounding"),

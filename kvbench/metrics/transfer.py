@@ -1,6 +1,4 @@
-"""Bytes of the host's buffers, compared with the same formulas, and GB/s of the swaps of a batch in each
-direction, by a clock around synchronised copies.
-"""
+"""Bytes of the host's buffers, and GB/s of the swaps of a batch, by a clock around synchronised copies."""
 
 import math
 from collections.abc import Iterator
@@ -46,17 +44,15 @@ def _rate_change(metric: Metric, first: Measured, second: Measured) -> Effect | 
     return independent_change(metric, logs[0], logs[1], "swaps", RATE)
 
 
-# Facts that must be equal in two runs that are compared.
 FACTS: tuple[str, ...] = ("tokens",)
-
 TABLES: tuple[Table, ...] = (
     Table("transfer", "Transfer",
           note="The pages of the cell's batch and context are copied to the host (pinned memory on a GPU) "
                "and back, bit for bit, scales included. 1 GB/s is 10^9 B per second.",
           metrics=(
         Metric("transfer_bytes", BYTES, "lower", "Bytes moved",
-               "bytes of the host's buffers after the pages of the whole batch were swapped out, scales "
-               "included", plausible=(1.0, inf), brief=True, effect=_bytes_change),
+               "bytes of the host's buffers after the whole batch was swapped out, scales included",
+               plausible=(1.0, inf), brief=True, effect=_bytes_change),
         Metric("transfer_ratio_16bit", RATIO, "lower", "Ratio to 16-bit",
                "transfer_bytes over those of the same pages in a 2-byte native format",
                plausible=(0.01, 4.0), brief=True),

@@ -10,7 +10,7 @@ entry of `ModelFacts.unsupported`, so that a new mechanism is refused instead of
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,10 +34,9 @@ class LayerFacts:
         self, fmt: KVFormat, page_size: int, dtype: str, device: str, interpreter: bool
     ) -> AttentionNeeds:
         """What the layer needs from the attention kernels."""
-        return AttentionNeeds(
-            fmt, self.q_heads, self.shape.kv_heads, self.shape.head_dim, self.shape.value_dim, page_size,
-            dtype, device, interpreter, self.sliding_window, self.softcap, self.sinks,
-        )  # fmt: skip
+        heads = self.q_heads, self.shape.kv_heads, self.shape.head_dim, self.shape.value_dim
+        mask = self.sliding_window, self.softcap, self.sinks
+        return AttentionNeeds(fmt, *heads, page_size, dtype, device, interpreter, *mask)
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,9 @@ _SIZES = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads
 _LAYER_KINDS = ("layer_types", "layers_block_type")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 
-_KINDS = {"full_attention": "full", "attention": "full", "full": "full",
-          "sliding_attention": "sliding", "sliding": "sliding"}  # fmt: skip
+_KINDS = {"full_attention": "full", "attention": "full", "sliding_attention": "sliding"}
 
-# Every n-th layer is full, the others slide: transformers fills this in when an older config.json does not
-# say it.
+# Every n-th layer is full, the others slide, as transformers fills in where an older config.json is silent.
 _PATTERN_BY_TYPE = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4}
 # Models with a learned sink logit for each head: a parameter of the module, without a key in the config.
 _SINKS_BY_TYPE = frozenset({"gpt_oss", "flint", "granite_swa", "granitemoe_swa"})
@@ -161,7 +158,7 @@ def _whole(config: Mapping[str, Any], keys: Sequence[str], model_type: str, laye
 
 def _per_layer_overrides(config: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
     """`per_layer_config: {"05": {"head_dim": 512}}` as {5: {...}}."""
-    given = config.get("per_layer_config") or {}
+    given = config.get("per_layer_config")
     return {int(i): over for i, over in given.items()} if isinstance(given, Mapping) else {}
 
 
@@ -202,18 +199,14 @@ def _layer(config: Mapping[str, Any], model_type: str, kind: str, index: int) ->
         )
     if config.get("kv_lora_rank") is not None and kind in ("full", "sliding"):
         # transformers expands the latent before attention, so K and V have one head for each query head.
-        kind, shape = "mla", KVShape(q_heads, *_mla_dims(config, model_type))
+        keys = "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
+        nope, rope, value = (_whole(config, (key,), model_type) for key in keys)
+        kind, shape = "mla", KVShape(q_heads, nope + rope, value)
     else:
         shape = KVShape(kv_heads, *_dims(config, model_type, q_heads))
+    window = _window(config) if kind == "sliding" else None
     cap = config.get("attn_logit_softcapping")
-    return LayerFacts(
-        kind=kind,
-        q_heads=q_heads,
-        shape=shape,
-        sliding_window=_window(config) if kind == "sliding" else None,
-        softcap=float(cap) if cap else None,
-        sinks=model_type in _SINKS_BY_TYPE,
-    )
+    return LayerFacts(kind, q_heads, shape, window, float(cap) if cap else None, model_type in _SINKS_BY_TYPE)
 
 
 def _kv_heads(config: Mapping[str, Any], model_type: str, q_heads: int, index: int) -> int:
@@ -226,24 +219,17 @@ def _kv_heads(config: Mapping[str, Any], model_type: str, q_heads: int, index: i
 
 def _dims(config: Mapping[str, Any], model_type: str, q_heads: int) -> tuple[int, int]:
     """(head_dim of K, of V)."""
-    if config.get("head_dim") is None:
-        hidden = _whole(config, _HIDDEN, model_type)
-        if hidden % q_heads:
-            raise UsageError(
-                f"The model config ({model_type}) has no head_dim, and its hidden size of {hidden} is not a "
-                f"multiple of {q_heads} heads; add head_dim to config.json."
-            )
-        head_dim = hidden // q_heads
-    else:
+    if config.get("head_dim") is not None:
         head_dim = _whole(config, ("head_dim",), model_type)
+    elif (hidden := _whole(config, _HIDDEN, model_type)) % q_heads:
+        raise UsageError(
+            f"The model config ({model_type}) has no head_dim, and its hidden size of {hidden} is not a "
+            f"multiple of {q_heads} heads; add head_dim to config.json."
+        )
+    else:
+        head_dim = hidden // q_heads
     value = config.get("v_head_dim")
     return head_dim, value if isinstance(value, int) and value > 0 else head_dim
-
-
-def _mla_dims(config: Mapping[str, Any], model_type: str) -> tuple[int, int]:
-    nope = _whole(config, ("qk_nope_head_dim",), model_type)
-    rope = _whole(config, ("qk_rope_head_dim",), model_type)
-    return nope + rope, _whole(config, ("v_head_dim",), model_type)
 
 
 def _max_context(config: Mapping[str, Any]) -> int | None:
@@ -264,42 +250,33 @@ def _is_set(value: Any) -> bool:
     return value not in (None, False, 0, 0.0, "", "none") and value != [] and value != {}
 
 
-def _outside_decoder(config: Mapping[str, Any], text: Mapping[str, Any]) -> list[tuple[str, str]]:
-    out = []
+def _outside_decoder(config: Mapping[str, Any], text: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for part in (config, text):
         if part.get("is_encoder_decoder"):
-            out.append(("is_encoder_decoder", "The model has an encoder; kvbench runs decoder-only models."))
+            yield "is_encoder_decoder", "The model has an encoder; kvbench runs decoder-only models."
         if part.get("add_cross_attention"):
-            out.append(("add_cross_attention", "The model attends to another sequence; kvbench stores none."))
-    return out
+            yield "add_cross_attention", "The model attends to another sequence; kvbench stores none."
 
 
 def _unsupported(
     config: Mapping[str, Any], model_type: str, layers: Sequence[LayerFacts]
-) -> list[tuple[str, str]]:
+) -> Iterator[tuple[str, str]]:
     known = _READ | _HARMLESS | {"add_cross_attention"}
     spelled_out = _first(config, _LAYER_KINDS) is not None
-    out: list[tuple[str, str]] = []
     if config.get("alibi") or model_type in _ALIBI_BY_TYPE:
-        out.append(("alibi", "The model adds position biases (ALiBi) to its scores; the engine adds none."))
+        yield "alibi", "The model adds position biases (ALiBi) to its scores; the engine adds none."
     embedding = config.get("position_embedding_type")
     if embedding not in (None, "absolute", "learned", "rope", "rotary", "nope"):
-        out.append(("position_embedding_type", f"Position embedding {embedding!r} changes the scores."))
+        yield "position_embedding_type", f"Position embedding {embedding!r} changes the scores."
     for key in ("attention_chunk_size", "global_attn_every_n_layers"):
         if not spelled_out and _is_set(config.get(key)):
-            out.append(
-                (key, f"{key} = {config[key]!r} without layer_types: which layers it means is unknown.")
-            )
+            yield key, f"{key} = {config[key]!r} without layer_types: which layers it means is unknown."
     if any(layer.kind == "sliding" and layer.sliding_window is None for layer in layers):
-        out.append(("sliding_window", "layer_types has sliding layers, but sliding_window is not set."))
+        yield "sliding_window", "layer_types has sliding layers, but sliding_window is not set."
     over = (o for o in _per_layer_overrides(config).values() if isinstance(o, Mapping))
     for key, value in [*config.items(), *(item for o in over for item in o.items())]:
-        if key in known or not _ABOUT_ATTENTION.search(key) or not _is_set(value):
-            continue
-        if spelled_out and re.match(r"mamba|ssm_|linear_|recurrent|conv_", key):
-            continue  # of layers that layer_types names; their kind decides
-        shown = f"{value!r:.60}"
-        out.append(
-            (key, f"The model config sets {key} = {shown}, which kvbench's engine does not implement.")
-        )
-    return out
+        # Of layers that layer_types names, their kind decides.
+        named = spelled_out and re.match(r"mamba|ssm_|linear_|recurrent|conv_", key)
+        if key not in known and _ABOUT_ATTENTION.search(key) and _is_set(value) and not named:
+            shown = f"{value!r:.60}"
+            yield key, f"The model config sets {key} = {shown}, which kvbench's engine does not implement."

@@ -71,55 +71,51 @@ _SMALL: dict[str, Any] = {
 }
 _SLIDING_AND_FULL = ["sliding_attention", "full_attention"] * 2
 
+
+def _rope(theta: float) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": theta}
+
+
 TINY: dict[str, Mapping[str, Any]] = {
-    "tiny-llama": {**_SMALL, "model_type": "llama"},  # GQA, group of 2
+    "tiny-llama": _SMALL | {"model_type": "llama"},  # GQA, group of 2
     # Weights of several 128x128 blocks: q, k and v of whole ones, the last of gate, up and down cut short.
-    "tiny-wide": {**_SMALL, "model_type": "llama", "hidden_size": 256, "intermediate_size": 320,
-                  "head_dim": 64,
-                  "initializer_range": 0.15},
-    "tiny-qwen2": {**_SMALL, "model_type": "qwen2", "num_attention_heads": 7, "num_key_value_heads": 1,
-                   "hidden_size": 112, "use_sliding_window": False},  # MQA, group of 7; biases on Q, K, V
-    "tiny-qwen3": {**_SMALL, "model_type": "qwen3", "num_key_value_heads": 4},  # MHA; norms on Q and K
-    "tiny-mistral": {**_SMALL, "model_type": "mistral", "sliding_window": 24},  # every layer slides
-    "tiny-gemma2": {**_SMALL, "model_type": "gemma2", "sliding_window": 24, "layer_types": _SLIDING_AND_FULL,
-                    "query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0,
-                    "final_logit_softcapping": 30.0},  # soft-cap; layers alternate
-    "tiny-gpt-oss": {**_SMALL, "model_type": "gpt_oss", "sliding_window": 24,
-                     "layer_types": _SLIDING_AND_FULL,
-                     "num_local_experts": 4, "num_experts_per_tok": 2,
-                     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},  # sinks
-    "tiny-deepseek-v2": {**_SMALL, "model_type": "deepseek_v2", "num_key_value_heads": 4, "kv_lora_rank": 32,
-                         "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
-                         "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
-                         "n_shared_experts": 1,
-                         "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 1,
-                         "topk_group": 1},  # MLA: native only
-}  # fmt: skip
+    "tiny-wide": _SMALL
+    | {"model_type": "llama", "hidden_size": 256, "intermediate_size": 320, "head_dim": 64}
+    | {"initializer_range": 0.15},
+    "tiny-qwen2": _SMALL  # MQA, group of 7; biases on Q, K, V
+    | {"model_type": "qwen2", "num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 112}
+    | {"use_sliding_window": False},
+    "tiny-qwen3": _SMALL | {"model_type": "qwen3", "num_key_value_heads": 4},  # MHA; norms on Q and K
+    "tiny-mistral": _SMALL | {"model_type": "mistral", "sliding_window": 24},  # every layer slides
+    "tiny-gemma2": _SMALL  # soft-cap; layers alternate
+    | {"model_type": "gemma2", "sliding_window": 24, "layer_types": _SLIDING_AND_FULL}
+    | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "tiny-gpt-oss": _SMALL  # sinks
+    | {"model_type": "gpt_oss", "sliding_window": 24, "layer_types": _SLIDING_AND_FULL}
+    | {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": _rope(10000.0)},
+    "tiny-deepseek-v2": _SMALL  # MLA: native only
+    | {"model_type": "deepseek_v2", "num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 32}
+    | {"q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    | {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 32}
+    | {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+}
+
+
+def _shape(rope_theta: float, *values: Any) -> dict[str, Any]:
+    """A config with `values` of the keys up to rms_norm_eps, in this order."""
+    sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
+    more = ["num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"]
+    fixed = {"initializer_range": 0.02, "tie_word_embeddings": False, "rope_parameters": _rope(rope_theta)}
+    return {**dict(zip(["model_type", *sizes, *more], values, strict=True)), **fixed}
+
 
 SHAPES: dict[str, Mapping[str, Any]] = {
-    # Qwen3-8B; the positions leave room for an answer to a prompt of 128k tokens.
-    "qwen3-8b-shape": {"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096,
-                       "intermediate_size": 12288,
-                       "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
-                       "head_dim": 128,
-                       "max_position_embeddings": 132096, "initializer_range": 0.02, "rms_norm_eps": 1e-6,
-                       "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
-                       "tie_word_embeddings": False},
-    "tinyllama-1.1b-shape": {"model_type": "llama", "vocab_size": 32000, "hidden_size": 2048,
-                             "intermediate_size": 5632,
-                             "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4,
-                             "head_dim": 64,
-                             "max_position_embeddings": 2048, "initializer_range": 0.02, "rms_norm_eps": 1e-5,
-                             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-                             "tie_word_embeddings": False},
-    "qwen2.5-0.5b-shape": {"model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896,
-                           "intermediate_size": 4864,
-                           "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
-                           "head_dim": 64,
-                           "max_position_embeddings": 32768, "initializer_range": 0.02, "rms_norm_eps": 1e-6,
-                           "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
-                           "use_sliding_window": False, "tie_word_embeddings": True},
-}  # fmt: skip
+    # The positions of Qwen3-8B leave room for an answer to a prompt of 128k tokens.
+    "qwen3-8b-shape": _shape(1000000.0, "qwen3", 151936, 4096, 12288, 36, 32, 8, 128, 132096, 1e-6),
+    "tinyllama-1.1b-shape": _shape(10000.0, "llama", 32000, 2048, 5632, 22, 32, 4, 64, 2048, 1e-5),
+    "qwen2.5-0.5b-shape": _shape(1000000.0, "qwen2", 151936, 896, 4864, 24, 14, 2, 64, 32768, 1e-6)
+    | {"use_sliding_window": False, "tie_word_embeddings": True},
+}
 
 
 def _cache_of(layers: int, kv_heads: int, head_dim: int) -> dict[str, Any]:

@@ -26,10 +26,13 @@ def quiet() -> None:
 
     No telemetry and no advice; progress bars only on a terminal. Variables that the user has set are kept.
     """
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_UPDATE_CHECK", "1")
+    for name in (
+        "HF_HUB_DISABLE_TELEMETRY",
+        "HF_HUB_DISABLE_UPDATE_CHECK",
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS",
+    ):
+        os.environ.setdefault(name, "1")
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # it asks a hub service to convert pickles
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.stderr.isatty():
@@ -54,8 +57,7 @@ def offline() -> bool:
 
 
 def fetch(name: str) -> Path:
-    """The alias's file in the cache, downloaded when it is not there whole. Safe in several processes at
-    once.
+    """The alias's file in the cache, downloaded when it is not there whole; safe in several processes.
 
     Raises KvbenchError when it cannot be downloaded or is not the pinned file.
     """
@@ -79,11 +81,8 @@ def fetch(name: str) -> Path:
 
 def _is_whole(path: Path, alias: Alias) -> bool:
     """Compares the size every time, and the sha256 when the file is new or its size or mtime has changed."""
-    return (
-        path.is_file()
-        and path.stat().st_size == alias.member_bytes
-        and file_sha256(path) == alias.member_sha256
-    )
+    whole = path.is_file() and path.stat().st_size == alias.member_bytes
+    return whole and file_sha256(path) == alias.member_sha256
 
 
 def _download(name: str, alias: Alias, folder: Path) -> Path:

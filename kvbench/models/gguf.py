@@ -8,8 +8,7 @@ from typing import Any
 from kvbench.errors import UsageError
 from kvbench.files import cache_dir, file_sha256, read_json, write_json
 
-# Keys after "<architecture>."; other `attention.*` keys keep their name, so that an unknown mechanism is
-# noticed.
+# Keys after "<architecture>."; other `attention.*` keys keep their name: an unknown mechanism is noticed.
 _NAMES = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -21,14 +20,10 @@ _NAMES = {
     "attention.sliding_window": "sliding_window",
     "attention.kv_lora_rank": "kv_lora_rank",
     "attention.q_lora_rank": "q_lora_rank",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
+    **{name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")},
 }
-_IGNORED = (
-    "attention.layer_norm_rms_epsilon",
-    "attention.layer_norm_epsilon",
-    "attention.scale",
-    "attention.causal",
+_IGNORED = frozenset(
+    f"attention.{x}" for x in ("layer_norm_rms_epsilon", "layer_norm_epsilon", "scale", "causal")
 )
 _TYPES = {"gptoss": "gpt_oss", "gpt-oss": "gpt_oss", "gemma3": "gemma3_text"}
 
@@ -42,12 +37,6 @@ def config_of(path: Path) -> dict[str, Any]:
     if memo.is_file():
         remembered: dict[str, Any] = read_json(memo)
         return remembered
-    config = _read(path)
-    write_json(memo, config)
-    return config
-
-
-def _read(path: Path) -> dict[str, Any]:
     from gguf import GGUFReader
 
     try:
@@ -62,4 +51,5 @@ def _read(path: Path) -> dict[str, Any]:
             config[_NAMES[name]] = field.contents()
         elif name != key and "attention" in name and name not in _IGNORED:
             config[name] = field.contents()
+    write_json(memo, config)
     return config

@@ -6,7 +6,6 @@ A name is, in this order: a config or an alias of the catalog, a .gguf file, a l
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,20 +19,18 @@ from kvbench.formats.scales import CALIBRATED, Scale, check_model, from_checkpoi
 from kvbench.models.attention_facts import ModelFacts, facts_from_config, sizes_of
 from kvbench.models.catalog import ALIASES, CONFIGS
 from kvbench.models.download import cached_file, offline
-from kvbench.text import and_more
+from kvbench.models.gguf import config_of
+from kvbench.text import and_more, suggestion
 
 RANDOM_SEED = 0
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-# What makes a model folder's behaviour: config and tokenizer (.json, .model, .txt, .jinja), weights, own
-# code.
+# What makes a folder's behaviour: config and tokenizer (.json, .model, .txt, .jinja), weights, own code.
 _COUNTED = (".json", ".safetensors", ".model", ".txt", ".jinja", ".py")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def kind_of(name: str) -> str:
-    """ "config", "alias", "gguf", "folder" or "hub". Raises UsageError for anything else, with the nearest
-    name.
-    """
+    """ "config", "alias", "gguf", "folder" or "hub". Raises UsageError for anything else."""
     if name in CONFIGS:
         return "config"
     if name in ALIASES:
@@ -44,20 +41,16 @@ def kind_of(name: str) -> str:
     if path.suffix.lower() in _PICKLES:
         raise UsageError(f"{name} holds pickled weights, which can run code when they are loaded; {_CONVERT}")
     if path.suffix.lower() == ".gguf":
-        if not path.is_file():
-            raise UsageError(
-                f"The model file {name} does not exist; check the path (relative to {Path.cwd()})."
-            )
-        return "gguf"
+        if path.is_file():
+            return "gguf"
+        raise UsageError(f"The model file {name} does not exist; check the path (relative to {Path.cwd()}).")
     if path.is_dir():
         return "folder"
     if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
         known = [*ALIASES, *CONFIGS]
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f" Did you mean {near[0]}?" if near else ""
         raise UsageError(
             f"The model {name!r} is neither a folder nor a .gguf file here, nor a name that kvbench knows "
-            f"({', '.join(known)}), nor a hub id (owner/name).{hint}"
+            f"({', '.join(known)}), nor a hub id (owner/name).{suggestion(name, known)}"
         )
     return "hub"
 
@@ -76,20 +69,16 @@ def uses_random_weights(spec: Mapping[str, Any]) -> bool:
 
 def folder_config(folder: Path) -> dict[str, Any]:
     """config.json of a model folder. Raises UsageError when it is missing or a size in it is not positive."""
-    path = folder / "config.json"
+    path, give = folder / "config.json", "give a folder that holds a transformers model"
     if not path.is_file():
-        raise UsageError(
-            f"The folder {folder} has no config.json; give a folder that holds a transformers model."
-        )
+        raise UsageError(f"The folder {folder} has no config.json; {give}.")
     config = read_json(path, FETCH_AGAIN)
     if not isinstance(config, dict):
-        raise UsageError(f"{path}: expected a mapping; give a folder that holds a transformers model.")
+        raise UsageError(f"{path}: expected a mapping; {give}.")
     for key, value in sizes_of(config).items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(
-                f"{path}: expected a positive whole number for {key}, got {value!r:.80}; correct it, "
-                f"{FETCH_AGAIN}."
-            )
+            found = f"expected a positive whole number for {key}, got {value!r:.80}"
+            raise UsageError(f"{path}: {found}; correct it, {FETCH_AGAIN}.")
     return config
 
 
@@ -137,33 +126,25 @@ def fingerprint(spec: Mapping[str, Any]) -> str:
     Raises UsageError when the named files do not exist or may not be loaded.
     """
     name = str(spec["model"])
-    kind = kind_of(name)
+    kind, path = kind_of(name), Path(name).expanduser()
     if uses_random_weights(spec):
         config = model_config(spec)
-        if config is None:
-            return f"random:{_hub_fingerprint(name, spec)}:seed{RANDOM_SEED}"
-        return f"random:{content_hash(config)}:seed{RANDOM_SEED}"
+        content = _hub_fingerprint(name, spec) if config is None else content_hash(config)
+        return f"random:{content}:seed{RANDOM_SEED}"
     if kind == "alias":
         return f"sha256:{ALIASES[name].member_sha256}"
     if kind == "gguf":
-        return f"sha256:{file_sha256(Path(name).expanduser())}"
+        return f"sha256:{file_sha256(path)}"
     if kind == "folder":
-        folder = Path(name).expanduser()
-        folder_config(folder)
-        check_folder_weights(folder)
-        files = sorted(
-            p for p in folder.iterdir() if p.is_file() and p.suffix in _COUNTED and p.name[0] != "."
-        )
-        return f"files:{content_hash({p.name: file_sha256(p) for p in files})}"
+        folder_config(path)
+        check_folder_weights(path)
+        files = (p for p in path.iterdir() if p.is_file() and p.suffix in _COUNTED and p.name[0] != ".")
+        return f"files:{content_hash({p.name: file_sha256(p) for p in sorted(files)})}"
     return _hub_fingerprint(name, spec)
 
 
 def config_facts(spec: Mapping[str, Any]) -> ModelFacts:
-    """Facts from the config, before anything is loaded.
-
-    Raises NotAvailable for a hub model that is not in the local hub cache yet, and the errors of
-    `facts_from_config`.
-    """
+    """Facts from the config, before loading. Raises NotAvailable for a hub model that is not cached yet."""
     config = model_config(spec)
     if config is None:
         raise NotAvailable(
@@ -180,14 +161,13 @@ def model_key(spec: Mapping[str, Any]) -> str:
 
 
 def stored_fp8(spec: Mapping[str, Any]) -> Fp8Config | None:
-    """The FP8 config of the checkpoint, by config.json of a folder or a cached hub model; None for native
-    weights, and while the config is not here. Raises UsageError for an unsupported quantization.
+    """The FP8 config of a folder or cached hub model; None for native weights, or while no config is here.
+
+    Raises UsageError for an unsupported quantization.
     """
-    name = str(spec["model"])
-    kind = kind_of(name)
-    if kind not in ("folder", "hub") or uses_random_weights(spec):
+    if uses_random_weights(spec) or kind_of(str(spec["model"])) not in ("folder", "hub"):
         return None
-    return fp8_config(model_config(spec) or {}, name)
+    return fp8_config(model_config(spec) or {}, str(spec["model"]))
 
 
 def check_stored(spec: Mapping[str, Any]) -> None:
@@ -200,11 +180,11 @@ def check_stored(spec: Mapping[str, Any]) -> None:
 
 def checkpoint_files(spec: Mapping[str, Any]) -> list[Path]:
     """The safetensors files of a folder, or of a completely cached hub model; [] for anything else."""
-    kind = kind_of(str(spec["model"]))
-    if uses_random_weights(spec) or kind not in ("folder", "hub"):
-        return []
+    kind = "random" if uses_random_weights(spec) else kind_of(str(spec["model"]))
     if kind == "folder":
         return weight_files(Path(spec["model"]).expanduser())
+    if kind != "hub":
+        return []
     cached = cached_file(str(spec["model"]), spec.get("model_revision"), "config.json")
     try:
         return weight_files(cached.parent) if cached else []
@@ -213,8 +193,7 @@ def checkpoint_files(spec: Mapping[str, Any]) -> list[Path]:
 
 
 def settled_scales(spec: Mapping[str, Any], facts: ModelFacts) -> list[tuple[Scale, Scale]]:
-    """The (K, V) scales of each layer that a cell's `scale` means for its model, with their sources; [] for
-    none.
+    """The (K, V) scales of each layer, with their sources, that a cell's `scale` means; [] for none.
 
     Raises Refused for a file of another model (the unquantized model of an FP8 checkpoint is accepted), for a
     checkpoint without the scales, and for lists without one number a layer; NotAvailable for a hub model that
@@ -237,12 +216,9 @@ def settled_scales(spec: Mapping[str, Any], facts: ModelFacts) -> list[tuple[Sca
 
 
 def _check_has_files(spec: Mapping[str, Any]) -> None:
-    """Raises Refused for a model that cannot hold KV scales, NotAvailable for one whose files are not
-    cached.
-    """
+    """Raises Refused for a model that cannot hold KV scales, NotAvailable for one that is not cached."""
     name = str(spec["model"])
-    kind = kind_of(name)
-    of_gguf = "a GGUF file" if kind in ("gguf", "alias") else ""
+    of_gguf = "a GGUF file" if kind_of(name) in ("gguf", "alias") else ""
     if what := "random weights" if uses_random_weights(spec) else of_gguf:
         raise Refused(
             "checkpoint_has_no_scales",
@@ -257,9 +233,9 @@ def _check_has_files(spec: Mapping[str, Any]) -> None:
 
 
 def check_native(spec: Mapping[str, Any]) -> None:
-    """Raises Refused when, by their configs, `native_model` is another model than the FP8 checkpoint, so that
-    more than the weight format would differ. Skipped while a config is not cached; the loaded models are
-    compared too.
+    """Raises Refused when, by their configs, `native_model` is another model than the FP8 checkpoint.
+
+    Skipped while a config is not cached; the loaded models are compared too.
     """
     if not spec.get("native_model"):
         return
@@ -289,27 +265,19 @@ def check_native(spec: Mapping[str, Any]) -> None:
 def model_config(spec: Mapping[str, Any]) -> dict[str, Any] | None:
     """The model's config as a dict, or None when it is only on the hub."""
     name = str(spec["model"])
-    kind = kind_of(name)
-    if kind == "config":
-        return dict(CONFIGS[name])
-    if kind == "alias":
-        return dict(ALIASES[name].config)
+    kind, path = kind_of(name), Path(name).expanduser()
+    if kind in ("config", "alias"):
+        return dict(CONFIGS[name] if kind == "config" else ALIASES[name].config)
     if kind == "folder":
-        return folder_config(Path(name).expanduser())
+        return folder_config(path)
     if kind == "gguf":
-        from kvbench.models.gguf import config_of
-
-        return config_of(Path(name).expanduser())
+        return config_of(path)
     cached = cached_file(name, spec.get("model_revision"), "config.json")
     return folder_config(cached.parent) if cached else None
 
 
 def _hub_fingerprint(name: str, spec: Mapping[str, Any]) -> str:
-    """`hub:owner/name@revision`, with `:commit` when the local hub cache has resolved the revision.
-
-    A branch that moves changes the commit only once the cache has it; pin `revision` to a commit for a fixed
-    key.
-    """
+    """`hub:owner/name@revision`, with `:commit` when the local hub cache has resolved the revision."""
     revision = spec.get("model_revision") or "main"
     cached = cached_file(name, revision, "config.json")
     if cached is None and offline():

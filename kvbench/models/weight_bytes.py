@@ -1,8 +1,4 @@
-"""Expected bytes of a model's weights: from the headers of its files, or from its config where that is
-enough.
-
-No tensor is read; the runner `storage` counts what was loaded.
-"""
+"""Expected bytes of a model's weights, from the headers of its files or its config; no tensor is read."""
 
 from __future__ import annotations
 

@@ -22,10 +22,9 @@ NOT_SHOWN = (UNVERIFIED, NOT_AVAILABLE)
 STATES = (VERIFIED, MISMATCH, UNVERIFIED, NOT_APPLICABLE, NOT_AVAILABLE)
 
 # The levels of evidence, in the order in which they are shown; a record of a measured cell has all of them.
-LEVELS = ("E1", "E2", "E3", "E3-layers", "E3-pages", "E3-prefill", "E3-reads", "E4", "E5",
-          "E1-weights", "E2-weights", "E3-weights", "E4-weights", "E5-weights")  # fmt: skip
-
 RUNGS = ("E1", "E2", "E3", "E4", "E5")
+_E3 = ("E3", "E3-layers", "E3-pages", "E3-prefill", "E3-reads")
+LEVELS = ("E1", "E2", *_E3, "E4", "E5", *(f"{name}-weights" for name in RUNGS))
 
 
 def rung(level: str) -> str:
@@ -34,7 +33,7 @@ def rung(level: str) -> str:
 
 
 # How a task ended. `refused`: the cell may not run as asked; `not_evaluated`: what it needs is not here.
-OK, ERROR, REFUSED, NOT_EVALUATED = "ok", "error", "refused", "not_evaluated"
+OK, ERROR, REFUSED, NOT_EVALUATED = _STATUSES = ("ok", "error", "refused", "not_evaluated")
 
 
 @dataclass(frozen=True)
@@ -111,17 +110,11 @@ def record_from_dict(data: Mapping[str, Any], path: Path | str = "record") -> Re
         raise UsageError(f"{path} holds no record; delete that file and run the matrix again.")
     if fault := schema_fault(data):
         raise UsageError(f"{path} {fault}. Run the matrix again with this version.")
-    known = {f.name for f in fields(Record)}
-    wrong = sorted(known.symmetric_difference(data))
-    if wrong:
+    if wrong := sorted({f.name for f in fields(Record)}.symmetric_difference(data)):
         raise UsageError(f"{path} does not hold a whole record: check the keys {', '.join(wrong)}.")
     bad = [name for name, kinds in _KINDS.items() if not isinstance(data[name], kinds)]
-    if not bad and data["status"] not in (OK, ERROR, REFUSED, NOT_EVALUATED):
-        bad = ["status"]
-    if not bad and data["decision"] is not None and not _is_decision(data["decision"]):
-        bad = ["decision"]
-    if not bad and data["evidence"] is not None and not _is_evidence(data["evidence"]):
-        bad = ["evidence"]
+    checks = ("status", _STATUSES.__contains__), ("decision", _is_decision), ("evidence", _is_evidence)
+    bad = bad or [name for name, sound in checks if data[name] is not None and not sound(data[name])]
     if bad:
         raise UsageError(
             f"{path} is damaged: {', '.join(bad)} cannot be what kvbench wrote; "

@@ -55,9 +55,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class MergedFrom:
-    """The runs that `kvbench merge` put together; differences: sentences on tasks that several of them
-    measured.
-    """
+    """The runs that `kvbench merge` put together; differences: sentences on tasks that several measured."""
 
     of: tuple[Mapping[str, Any], ...]
     differences: tuple[str, ...] = ()
@@ -132,10 +130,7 @@ class Manifest:
 
 
 def manifest_from_dict(data: Any, path: Path | str = "run.json") -> Manifest:
-    """A manifest from the data of `run.json`.
-
-    Raises UsageError for another schema, or parts that do not fit together.
-    """
+    """A manifest from the data of `run.json`. Raises UsageError for another schema, or damaged parts."""
     try:
         return _manifest(data)
     except _Damaged as e:
@@ -261,7 +256,6 @@ class Run:
         return {(cell, task.runner, task.variant): task for task in self.tasks for cell in task.cells}
 
     def cell(self, cell: str) -> Cell:
-        """The cell of an id. Raises KeyError."""
         return self.cells[cell]
 
     def record(self, key: str | None) -> Record | None:
@@ -308,10 +302,7 @@ class RunDir:
         write_json(self.manifest_path, manifest.to_dict())
 
     def read(self, key: str) -> Record | None:
-        """The record of a task, None where there is none.
-
-        Raises UsageError for a damaged one, or another task's.
-        """
+        """The record of a task, if there is one. Raises UsageError for a damaged one, or another task's."""
         path = self.record_path(key)
         if not path.exists():
             return None

@@ -1,5 +1,4 @@
-"""JSON Schemas (draft 2020-12) of what a run leaves: record, manifest (run.json) and results.json;
-docs/reference/schema.md lists the keys.
+"""JSON Schemas (draft 2020-12) of record and manifest (run.json); docs/reference/schema.md lists the keys.
 
 Made from the dataclasses, so that a new field cannot be forgotten. Records hold NaN and infinities as
 Python's JSON dialect writes them; results.json is strict.
@@ -14,18 +13,8 @@ from kvbench.matrix.cells import CELL_KEYS, Cell, Task
 from kvbench.matrix.resolve import ASPECTS, Choice
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.schema import DIALECT, Schema
-from kvbench.records.record import (
-    ERROR,
-    LEVELS,
-    NOT_EVALUATED,
-    OK,
-    REFUSED,
-    SCHEMA_VERSION,
-    STATES,
-    Evidence,
-    Level,
-    Record,
-)
+from kvbench.records import record as records
+from kvbench.records.record import LEVELS, SCHEMA_VERSION, STATES, Evidence, Level, Record
 from kvbench.records.run import CANARY, UNTIL_DECIDED, Stopped
 
 TEXT: Schema = {"type": "string"}
@@ -46,7 +35,7 @@ def record_schema() -> Schema:
         "key": described(TEXT, "the task's content hash, and the file's name"),
         "runner": described({"enum": list(RUNNERS)}, "what measured it"),
         "protocol": described(COUNT, "version of the runner's rules"),
-        "status": {"enum": [OK, ERROR, REFUSED, NOT_EVALUATED]},
+        "status": {"enum": [records.OK, records.ERROR, records.REFUSED, records.NOT_EVALUATED]},
         "spec": described(OBJECT, "the cell keys that the task depends on, expanded"),
         "options": described(OBJECT, "the runner's options, expanded"),
         "decision": described(
@@ -75,7 +64,7 @@ def manifest_schema() -> Schema:
         "varied": TEXTS,
         "baseline": described(TEXT, "id of the native cell it is compared with, or its own"),
         "line": described(
-            {"type": ["integer", "null"], "minimum": 1}, "line in the matrix; null: added, or set by --set"
+            {**COUNT_OR_NULL, "minimum": 1}, "line in the matrix; null: added, or set by --set"
         ),
     }
     task: dict[str, Schema] = {
@@ -111,11 +100,10 @@ def manifest_schema() -> Schema:
         "shard": described(mapping(share), "of --shard only: what this shard measures"),
         "merged": described(mapping(merged), "of kvbench merge only"),
         "stopped": described(whole(stopped, Stopped), "of a run that left tasks out"),
-    }  # fmt: skip
+    }
     optional = ("until_decided", "shard", "merged", "stopped")
-    return document(
-        "kvbench manifest", {**mapping(parts), "required": [k for k in parts if k not in optional]}
-    )
+    required = [key for key in parts if key not in optional]
+    return document("kvbench manifest", {**mapping(parts), "required": required})
 
 
 def _decision() -> Schema:
@@ -149,9 +137,8 @@ def _evidence() -> Schema:
 
 def whole(parts: dict[str, Schema], of: type[Any]) -> Schema:
     """The schema of all fields of a dataclass. A field without an entry fails when the schema is made."""
-    assert set(parts) == {f.name for f in fields(of)}, set(parts).symmetric_difference(
-        f.name for f in fields(of)
-    )
+    unlike = set(parts).symmetric_difference(f.name for f in fields(of))
+    assert not unlike, unlike
     return mapping(parts)
 
 

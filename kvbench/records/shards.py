@@ -59,9 +59,7 @@ def parse(text: str) -> Shard:
 
 
 def units(cells: Sequence[Cell], tasks: Sequence[Task]) -> list[tuple[Cell, ...]]:
-    """The cells in groups that stay on one machine: those of a line of ITL over the context; each other cell
-    alone.
-    """
+    """The cells in groups that stay on one machine: those of a line of ITL over the context; others alone."""
     of_line: dict[str, list[Cell]] = {}
     timed = {cell for task in tasks if task.runner == "latency" for cell in task.cells}
     for cell in cells:
@@ -98,9 +96,7 @@ def share_of(cells: Sequence[Cell], tasks: Sequence[Task], shard: Shard) -> Shar
 
 
 def outline(share: Share, cells: Sequence[Cell], tasks: Sequence[Task]) -> list[str]:
-    """The shard as lines of text: its cells, and its tasks by key; baselines on cells of other shards are
-    marked.
-    """
+    """The shard as lines of text: its cells, and its tasks by key; baselines of other shards are marked."""
     own = {cell.id: cell.name or "the only cell" for cell in cells_of(cells, tasks, share.shard)}
     lines = [f"  {share.shard}: {len(own)} of {len(cells)} cells, {len(share.tasks)} of {len(tasks)} tasks"]
     lines += [f"    {cell}  {name}" for cell, name in own.items()]

@@ -1,11 +1,7 @@
-"""How the change of a metric between two runs is estimated from the samples of both. Pure.
-
-bytes     as they are
-rates     independent repeats (Welch)
-shares    item by item, clustered by owner
-"""
+"""How the change of a metric between two runs is estimated from the samples of both. Pure."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvbench.metrics.declare.metric import AGREEMENT, ALONE, EXACT, Effect, Kind, Measured, Metric, Unable
@@ -46,19 +42,8 @@ def log_change(
 ) -> Effect:
     """A change of logarithms as a change in %."""
     low, high = (percent(logs.interval[0]), percent(logs.interval[1])) if logs.interval else (None, None)
-    return Effect(
-        metric.name,
-        kind,
-        "%",
-        percent(logs.value),
-        low,
-        high,
-        n,
-        counted,
-        logs.effective,
-        method=method,
-        **more,
-    )
+    found = Effect(metric.name, kind, "%", percent(logs.value), low, high, n, counted, logs.effective, **more)
+    return replace(found, method=method)
 
 
 def percent(log_ratio: float) -> float:
@@ -69,11 +54,8 @@ def share_change(
     metric: Metric, differences: Sequence[int], counts: Sequence[int], owners: Sequence[Hashable], **more: Any
 ) -> Effect:
     """Change of a share in points: successes in the second run less those in the first, by item or by group
-    of `counts` items, clustered by owner.
-
-    The interval is Bonett and Price's on the discordant items (of groups, on the fewest possible), and no
-    narrower than the cluster-robust t-interval; none where all items have one owner.
-    """
+    of `counts` items. The interval is Bonett and Price's on the discordant items (of groups, on the fewest
+    possible), and no narrower than the one clustered by owner; none where all items have one owner."""
     n = sum(counts)
     gained, lost = sum(max(d, 0) for d in differences), sum(max(-d, 0) for d in differences)
     low, high = paired_difference(gained, lost, n)
@@ -86,23 +68,12 @@ def share_change(
     low_pt, high_pt = (None if end is None else 100 * end for end in ends)
     item = metric.counted.removesuffix("s")
     more.setdefault("method", f"{item} by {item}, {gained} gained, {lost} lost")
-    return Effect(
-        metric.name,
-        AGREEMENT,
-        "pt",
-        100 * (gained - lost) / n,
-        low_pt,
-        high_pt,
-        n,
-        metric.counted,
-        units,
-        **more,
-    )
+    points = (100 * (gained - lost) / n, low_pt, high_pt)
+    return Effect(metric.name, AGREEMENT, "pt", *points, n, metric.counted, units, **more)
 
 
 def steps_change(metric: Metric, first: Sequence[bool], second: Sequence[bool], **more: Any) -> Effect:
-    """Change of the share of true steps of one text, clustered by blocks of neighbouring steps like the share
-    itself."""
+    """Change of the share of true steps of one text, clustered by blocks of neighbouring steps."""
     differences = [int(b) - int(a) for a, b in zip(first, second, strict=True)]
     owners = [i // BLOCK for i in range(len(differences))]
     return share_change(metric, differences, [1] * len(differences), owners, **more)

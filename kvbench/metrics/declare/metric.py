@@ -1,5 +1,4 @@
-"""What a file of this package declares: its tables of metrics, and how a metric's change between two runs is
-expressed."""
+"""What the metric files declare: tables of metrics, and the change of a metric between two runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Units of metric values. A unit formats its values and knows which values are possible.
-
-A unit's name is written in CSV, JSON and gates, so it never changes.
-"""
+"""Units of metric values. A unit's name is written in CSV, JSON and gates, so it never changes."""
 
 import math
 from dataclasses import dataclass
@@ -108,11 +105,5 @@ PERCENT = Unit("%", "change against the baseline in percent, unless the definiti
 POINTS = Unit("pt", "percentage points", -100.0, 100.0, digits=4, signed=True)
 NUMBER = Unit("", "a number without a unit", low=-inf, bare=True)
 
-UNITS: dict[str, Unit] = {
-    unit.name: unit
-    for unit in (
-        BYTES, BYTES_PER_TOKEN, RATIO, MS, TOKENS_PER_S, GB_PER_S, SHARE, P_VALUE, COSINE, ERROR, LOGIT, STEP,
-        QUESTIONS, REQUESTS, TOKENS, US_PER_TOKEN, PATHS, CODES, MAGNITUDE, SECONDS, PERPLEXITY, NAT, PERCENT,
-        POINTS,
-    )
-}  # fmt: skip
+# All of the above, but NUMBER.
+UNITS: dict[str, Unit] = {u.name: u for u in list(globals().values()) if isinstance(u, Unit) and u.name}

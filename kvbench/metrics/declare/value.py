@@ -47,10 +47,7 @@ def share(metric: str, successes: int, n: int, note: str = "") -> Value:
 
 def share_of_steps(metric: str, flags: Sequence[bool], note: str = "") -> Value:
     """The share of consecutive steps of one text that are true, its interval clustered by blocks of `BLOCK`
-    steps.
-
-    Neighbouring steps share their history and fail together. No interval from fewer than two blocks.
-    """
+    steps, which share their history and fail together; none from fewer than two blocks."""
     if not flags:
         return Value(metric, None, 0, note="nothing was scored")
     blocks = [flags[i : i + BLOCK] for i in range(0, len(flags), BLOCK)]
@@ -69,10 +66,7 @@ def with_interval(metric: str, value: float, n: int, interval: Interval | None, 
 
 def clustered(metric: str, found: Estimate, n: int, note: str = "", value: float | None = None) -> Value:
     """An estimate over n samples in `found.units` documents. value: of all samples, where the estimate is of
-    a subset.
-
-    The note gives the number of documents, or the reason why there is no interval.
-    """
+    a subset."""
     if found.interval:
         about = f"{found.units} documents"
     else:
@@ -89,17 +83,13 @@ def joined(*notes: str) -> str:
 
 
 def incomparable(record: Record, baseline: Record, facts: Sequence[str]) -> str:
-    """Which facts or protocol version differ between two records, as a sentence, or "".
-
-    Numbers of two protocols, two data sets or two amounts of the same data are never compared.
-    """
+    """Which facts or protocol version differ between two records, as a sentence, or ""."""
     differing = [
         f"{fact} is {record.facts.get(fact)!r} here and {baseline.facts.get(fact)!r} on the baseline"
         for fact in facts
         if record.facts.get(fact) != baseline.facts.get(fact)
     ]
-    if record.protocol != baseline.protocol:
-        differing.append(
-            f"protocol version is {record.protocol} here and {baseline.protocol} on the baseline"
-        )
+    own, other = record.protocol, baseline.protocol
+    if own != other:
+        differing.append(f"protocol version is {own} here and {other} on the baseline")
     return "not comparable with the baseline: " + "; ".join(differing) if differing else ""
