@@ -1,8 +1,6 @@
-"""A record of the kernels that were launched, by name. Every wrapper reports its launch; the caller owns the
-record.
+"""A record of launched kernels. Every wrapper reports its launch; the caller owns the record.
 
-A CUDA graph launches its kernels when it is captured. A replay runs them again without a report, so count
-replays too."""
+A CUDA graph reports its kernels when it is captured and not when it is replayed, so count replays too."""
 
 from __future__ import annotations
 
@@ -19,9 +17,8 @@ Product = tuple[int, int, int]
 class Launch:
     """One launch of a kernel.
 
-    name: the kernel's, as a profiler shows it; layer: the attention layer that it belongs to, or None;
-    compiled: what Triton compiled; splits: programs along a sequence of a paged decode; product: (M, N, K) of
-    an FP8 linear layer.
+    name: as a profiler shows it; layer: its attention layer; compiled: what Triton compiled; splits: programs
+    along a sequence of a paged decode; product: (M, N, K) of an FP8 linear layer.
     """
 
     name: str
@@ -42,7 +39,7 @@ class Recording:
         self.product = product
 
 
-# Of this thread; None where nobody records, which costs a launch one look-up.
+# Of this thread; None if nobody records.
 _current: ContextVar[Recording | None] = ContextVar("kvbench_launches", default=None)
 
 
@@ -73,7 +70,7 @@ def product(m: int, n: int, k: int) -> Iterator[None]:
 
 @contextmanager
 def record() -> Iterator[list[Launch]]:
-    """The launches of this thread inside the `with`, in order. A recording around it gets them too."""
+    """The launches of this thread inside the `with`, in order. An outer recording gets them too."""
     outer = _current.get()
     mine = Recording() if outer is None else Recording(outer.layer, outer.product)
     token = _current.set(mine)

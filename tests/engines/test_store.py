@@ -10,7 +10,7 @@ from kvbench.engines.reference.kv.pages import StoreFull
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.errors import UsageError
 from kvbench.formats.kv import KV_FORMATS, KVShape, StoredBytes, kv_bytes, pages_for
-from kvbench_kernels.kv.offsets import flat_offset
+from kvbench_kernels.kv.layout import flat_offset
 from kvbench_kernels.kv.quantize import QUANTIZE, dequantize
 from tests.factories.stores import (
     FORMATS,

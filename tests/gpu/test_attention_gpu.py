@@ -13,9 +13,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvbench.formats.kv import KV_FORMATS
-from kvbench_kernels.attention.decode import choose_splits, execution, paged_decode
+from kvbench_kernels.attention.decode import choose_splits, paged_decode
 from kvbench_kernels.attention.prefill import paged_prefill
 from kvbench_kernels.attention.reference import paged_decode_torch, paged_prefill_torch
+from kvbench_kernels.attention.tiles import execution
 from kvbench_kernels.kv.layout import LayerPages
 from kvbench_kernels.launches import record
 from tests.kernels.kv_pool import DTYPES, FORMATS, Pool, assert_close, make_pool, queries, random_pool

@@ -1,11 +1,9 @@
-"""Paged decode attention: one query token a sequence against its quantized pages, portable Triton, split
-along the keys.
+"""Paged decode attention in portable Triton: one query token a sequence, split along the keys.
 
 Grid (sequence, KV head x tile of its query heads, split). Each program runs an online softmax over its share
-of the tiles of the sequence's actual length, which it reads on the device, so that a captured graph stays
-right while sequences grow. With one split it writes the output; with more, a second kernel combines float32
-partial results. A row's result depends on its own tokens and on `splits` alone, neither on the batch nor on
-where its pages lie."""
+of a sequence's tiles. It reads the length on the device, so a captured graph stays right while sequences
+grow. With one split it writes the output; with more, a second kernel combines float32 partial results. A
+row's result depends only on its own tokens and on `splits`."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -18,61 +16,36 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvbench_kernels.attention.tiles import (
-    LOG2E,
-    add_reads,
-    add_sink,
-    attend_tile,
-    check_arguments,
-    execution,
-    in_ones,
-    kernel_options,
-    query_operand,
-    start_state,
-    wide_offset,
-)
+from kvbench_kernels.attention import tiles
 from kvbench_kernels.kv.convert import narrow, widen
 from kvbench_kernels.kv.layout import LayerPages
 from kvbench_kernels.launches import launched
 
-__all__ = ["choose_splits", "execution", "paged_decode"]
-
-LEAST_SPLIT = 128  # tokens; below it the combine costs more than the split brings
-# Tokens; longer shares leave the other SMs idle where one sequence is much longer than the rest.
-LONG_SPLIT = 4096
+LEAST_SPLIT = 128  # tokens; below it the combine costs more than the split saves
+LONG_SPLIT = 4096  # tokens; longer shares leave SMs idle when one sequence is much longer than the rest
 
 
 def choose_splits(batch: int, kv_heads: int, max_length: int, sms: int) -> int:
-    """Splits that give about two programs an SM, none shorter than 128 tokens. max_length: of the longest
-    sequence.
-    """
+    """Splits for about two programs an SM, none shorter than 128 tokens; max_length: of any sequence."""
     waves = 2 * sms // max(batch * kv_heads, 1)
     wanted = max(waves, triton.cdiv(max_length, LONG_SPLIT), 1)
     return int(min(wanted, max(triton.cdiv(max_length, LEAST_SPLIT), 1)))
 
 
+# fmt: off
 def paged_decode(
-    cache: LayerPages,
-    q: Tensor,
-    table: Tensor,
-    lengths: Tensor,
-    scaling: float,
-    *,
-    splits: int,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    cache: LayerPages, q: Tensor, table: Tensor, lengths: Tensor, scaling: float, *, splits: int,
+    sliding_window: int | None = None, softcap: float | None = None, sinks: Tensor | None = None,
     reads: Tensor | None = None,
 ) -> Tensor:
     """q [B, Hq, D] -> [B, Hq, Dv] in q's dtype: each query is at the last token of its sequence.
 
     table [B, P] int32: page ids; entries beyond a sequence's length are never read. lengths [B] int32: tokens
-    to attend to, the query's own included; 0 gives zeros. softcap and sinks [Hq] as in paged_attention_torch.
-    reads [2] int64: the kernel adds the tokens of each sequence to the first, and to the second where the
-    pages have 8 bits. splits: programs along a sequence; 1 switches splitting off. ValueError for what the
-    kernels cannot do.
+    to attend to, the query's own included; 0 gives zeros. softcap, sinks [Hq]: as in paged_attention_torch.
+    reads [2] int64: the tokens of each sequence are added to the first, and to the second if the pages have 8
+    bits. splits: programs along a sequence, 1 = off. ValueError for other arguments.
     """
-    check_arguments(cache, q, table, lengths, sliding_window, softcap, sinks, reads)
+    tiles.check_arguments(cache, q, table, lengths, sliding_window, softcap, sinks, reads)
     if splits < 1:
         raise ValueError(f"{splits} splits; give 1 (off) or more, as choose_splits does.")
     batch, q_heads, _ = q.shape
@@ -84,7 +57,7 @@ def paged_decode(
         return out
     group = q_heads // kv_heads
     rows = 16 if group <= 16 else 32
-    options = kernel_options(cache, q_heads, q.dtype)
+    options = tiles.kernel_options(cache, q_heads, q.dtype)
     partial = statistics = None
     if splits > 1:
         partial = torch.empty(batch, q_heads, splits, value_dim, dtype=torch.float32, device=q.device)
@@ -93,21 +66,19 @@ def paged_decode(
         q, *cache[1:], table, lengths, sinks, reads, out, partial, statistics,
         scaling, sliding_window, splits, q.stride(0), q.stride(1), table.stride(0),
         **options, SOFTCAP=softcap, M=rows, **_tuning(options),
-    )  # fmt: skip
+    )
     launched(paged_decode_split.fn.__name__, compiled, splits)
     if splits > 1:
         compiled = paged_decode_combine[(batch, q_heads)](
             partial, statistics, lengths, sinks, out, splits, Q_HEADS=q_heads, DV=value_dim, BV=options["BV"],
             CHUNK=16, num_warps=4,
-        )  # fmt: skip
+        )
         launched(paged_decode_combine.fn.__name__, compiled)
     return out
 
 
 def _tuning(options: dict[str, Any]) -> dict[str, int]:
-    """Keys a tile, warps and pipeline stages: the largest tile whose code spills no registers (compiled for
-    sm_90).
-    """
+    """Keys a tile, warps and stages: the largest tile that spills no registers on sm_90."""
     wide = max(options["BD"], options["BV"]) > 128
     if options["OPERAND"] == tl.float32:  # plain multiply-adds, no tensor cores
         return {"N": 16, "num_warps": 8, "num_stages": 1}
@@ -121,21 +92,22 @@ def paged_decode_split(
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BD: tl.constexpr, BV: tl.constexpr, OPERAND: tl.constexpr, SCALES: tl.constexpr, EIGHT_BIT: tl.constexpr,
     SOFTCAP: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
+):
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     HEAD_TILES: tl.constexpr = (GROUP + M - 1) // M
     row = tl.program_id(0)
     kv_head = tl.program_id(1) // HEAD_TILES
     split = tl.program_id(2)
     length = tl.load(lengths_ptr + row)
-    add_reads(reads_ptr, length, (tl.program_id(1) == 0) & (split == 0), EIGHT_BIT)
+    tiles.add_reads(reads_ptr, length, (tl.program_id(1) == 0) & (split == 0), EIGHT_BIT)
 
     in_group = (tl.program_id(1) % HEAD_TILES) * M + tl.arange(0, M)
     head = kv_head * GROUP + in_group
     d = tl.arange(0, BD)
-    q_at = q_ptr + wide_offset(row, q_stride_row) + wide_offset(head, q_stride_head)[:, None] + d[None, :]
+    q_at = q_ptr + tiles.wide_offset(row, q_stride_row)
+    q_at = q_at + tiles.wide_offset(head, q_stride_head)[:, None] + d[None, :]
     q = tl.load(q_at, mask=(in_group < GROUP)[:, None] & (d < D)[None, :], other=0.0)
-    q, factor = query_operand(q, scaling, OPERAND)
+    q, factor = tiles.query_operand(q, scaling, OPERAND)
     if SCALES == "tensor":
         factor *= tl.load(k_scale_ptr)
 
@@ -144,37 +116,36 @@ def paged_decode_split(
         first = tl.maximum(length - window, 0)
     # Shares of whole tiles that differ by one at most.
     first_tile = first // N
-    tiles = tl.cdiv(length, N) - first_tile
-    begin = first_tile + tiles * split // splits
-    end = first_tile + tiles * (split + 1) // splits
-    acc, m, total, unit = start_state(M, BV)
-    table = table_ptr + wide_offset(row, table_stride)
+    count = tl.cdiv(length, N) - first_tile
+    begin = first_tile + count * split // splits
+    end = first_tile + count * (split + 1) // splits
+    acc, m, total, unit = tiles.start_state(M, BV)
+    table = table_ptr + tiles.wide_offset(row, table_stride)
     for tile in range(begin, end):
         j = tile * N + tl.arange(0, N)
         inside = j < length
         if window is not None:
             inside = inside & (j >= first)
-        acc, m, total, unit = attend_tile(
+        acc, m, total, unit = tiles.attend_tile(
             acc, m, total, unit, q, factor, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, kv_head, j, inside,
             inside[None, :], KV_HEADS, PAGE, D, DV, BD, BV, OPERAND, SCALES, SOFTCAP, True,
-        )  # fmt: skip
-    acc = in_ones(acc, unit, v_scale_ptr, SCALES)
+        )
+    acc = tiles.in_ones(acc, unit, v_scale_ptr, SCALES)
 
     v = tl.arange(0, BV)
-    out_row = wide_offset(row, Q_HEADS) + head
+    out_row = tiles.wide_offset(row, Q_HEADS) + head
     stored = (in_group < GROUP)[:, None] & (v < DV)[None, :]
     if partial_ptr is not None:
         at = out_row * splits + split
         tl.store(statistics_ptr + at * 2, m, mask=in_group < GROUP)
         tl.store(statistics_ptr + at * 2 + 1, total, mask=in_group < GROUP)
-        # A split without a tile stores zeros: the combine then loads everything at once, waiting for no
-        # statistics.
+        # A split without a tile stores zeros, so that the combine need not wait for statistics.
         tl.store(partial_ptr + at[:, None] * DV + v[None, :], acc, mask=stored)
     else:
         if sinks_ptr is not None:
             sink = tl.load(sinks_ptr + head, mask=in_group < GROUP, other=0.0)
-            acc, total = add_sink(acc, m, total, sink)
-        # Only without tokens 0 / 0 is 0: where there are some and all their weights are 0, it stays NaN.
+            acc, total = tiles.add_sink(acc, m, total, sink)
+        # 0 / 0 is 0 only without tokens: with tokens whose weights are all 0 it stays NaN.
         result = acc / tl.where(length > 0, total, 1.0)[:, None]
         result = narrow(result, out_ptr.dtype.element_ty)
         tl.store(out_ptr + out_row[:, None] * DV + v[None, :], result, mask=stored)
@@ -184,19 +155,19 @@ def paged_decode_split(
 def paged_decode_combine(
     partial_ptr, statistics_ptr, lengths_ptr, sinks_ptr, out_ptr, splits,
     Q_HEADS: tl.constexpr, DV: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+):
     row = tl.program_id(0)
     head = tl.program_id(1)
-    out_row = wide_offset(row, Q_HEADS) + head
+    out_row = tiles.wide_offset(row, Q_HEADS) + head
     at = statistics_ptr + out_row * splits * 2
-    # The largest logit of all first: with it the partial results are summed in any number of chunks alike.
+    # The largest logit first, so that the sum does not depend on the number of chunks.
     m = tl.full([CHUNK], float("-inf"), tl.float32)
     for start in range(0, splits, CHUNK):
         split = start + tl.arange(0, CHUNK)
         m = tl.maximum(m, tl.load(at + split * 2, mask=split < splits, other=float("-inf")))
     largest = tl.max(m, 0)
     if sinks_ptr is not None:
-        sink = widen(tl.load(sinks_ptr + head)) * LOG2E
+        sink = widen(tl.load(sinks_ptr + head)) * tiles.LOG2E
         largest = tl.maximum(largest, sink)
     largest = tl.where(largest == float("-inf"), 0.0, largest)
     v = tl.arange(0, BV)

@@ -1,7 +1,4 @@
-"""Paged decode attention on Hopper GPUs in one launch: the wrapper and the memory of its partial results.
-
-The kernel is in hopper_kernel.py; what it serves and how a call is divided, in hopper_plan.py.
-"""
+"""Launches the Hopper decode kernel (hopper_kernel.py) and holds the memory of its partial results."""
 
 from __future__ import annotations
 
@@ -19,18 +16,17 @@ from kvbench_kernels.launches import launched
 from kvbench_kernels.support import MAX_SPLITS
 
 _LOG2E = 1.4426950408889634
-_MERGED = max(FAN.values())  # slots for the results of the first level of merging
-# Scales per row are read two tokens a word: scale dtype -> the word's.
+_MERGED = max(FAN.values())  # slots for results of the first level of merging
+# Scales per row are read two tokens a word: scale dtype -> word dtype.
 _SCALE_PAIRS = {"float16": torch.int32, "float32": torch.int64}
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Partial results of a call, for each pair of a sequence and a KV head.
+    """Partial results of a call for each pair of sequence and KV head; one per concurrent call.
 
     partial [pairs, slots, rows, D] float32, statistics [pairs, slots, rows] float32, counters [pairs, 33]
-    int32. The counters are zero between calls; the kernel leaves them so, and a CUDA graph can be replayed.
-    Calls that may run at the same time need a workspace each.
+    int32, which are zero between calls.
     """
 
     partial: Tensor
@@ -55,10 +51,9 @@ _workspaces: dict[tuple[torch.device, int], Workspace] = {}
 
 
 def _shared_workspace(q: Tensor, kv_heads: int, splits: int) -> Workspace:
-    """One workspace a device and stream, replaced by a larger one when a call needs it.
+    """One workspace a device and stream, replaced by a larger one if needed.
 
-    A captured graph keeps the addresses that it was captured with: give a workspace of your own to calls that
-    are captured before the largest call has run.
+    A captured graph keeps its addresses: pass a workspace to calls captured before the largest call has run.
     """
     batch, q_heads, dim = q.shape
     key = (q.device, torch.cuda.current_stream(q.device).cuda_stream)
@@ -75,25 +70,69 @@ def _shared_workspace(q: Tensor, kv_heads: int, splits: int) -> Workspace:
     return have
 
 
+def _boxes(cells: Tensor, kind: str, rows: int) -> TensorDescriptor:
+    """Pages as flat rows of 16-bit words, in boxes of `rows` rows and half the dims of a head.
+
+    Row coordinates are int32: pages * kv_heads * page_size < 2^31 (256 GB for head_dim 128).
+    """
+    dim = cells.shape[3]
+    flat = cells.view(-1, dim) if kind == "native" else cells.view(torch.int16).view(-1, dim // 2)
+    layout = NVMMASharedLayout(swizzle_byte_width=dim, element_bitwidth=16, rank=2)
+    return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [rows, dim // 2], layout)
+
+
+def _slots(splits: int) -> int:
+    return splits + _MERGED if splits > 1 else 1
+
+
+def _rows(group: int) -> int:
+    """Query heads a KV head, rounded up to a power of two."""
+    return 1 << (group - 1).bit_length()
+
+
+def _check(cache: LayerPages, q: Tensor, table: Tensor, scaling: float, splits: int) -> str:
+    """The kind of payload, or ValueError."""
+    kind = KINDS[cache.fmt.payload_dtype]
+    if not 1 <= splits <= MAX_SPLITS:
+        raise ValueError(f"{splits} splits; give 1 (off) to {MAX_SPLITS}, as plan_decode does.")
+    if not scaling > 0:
+        raise ValueError(f"Scaling {scaling}; the Hopper kernel takes numbers above 0.")
+    k, v = cache.k, cache.v
+    _, kv_heads, page_size, dim = k.shape
+    group = q.shape[1] // kv_heads
+    if (
+        q.shape[1] % kv_heads
+        or group > MAX_GROUP
+        or dim not in HEAD_DIMS
+        or v.shape != k.shape
+        or q.shape[2] != dim
+        or page_size not in PAGE_SIZES
+    ):
+        raise ValueError(
+            f"Queries {list(q.shape)}, K pages {list(k.shape)}, V pages {list(v.shape)}: the Hopper kernel "
+            f"takes up to {MAX_GROUP} query heads a KV head, head_dim {HEAD_DIMS} for K and V, page_size "
+            f"{PAGE_SIZES}; use paged_decode."
+        )
+    if kind == "native" and k.dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"Native pages in {k.dtype}; the Hopper kernel takes float16 and bfloat16.")
+    if q.stride(2) != 1 or table.stride(1) != 1 or not (k.is_contiguous() and v.is_contiguous()):
+        raise ValueError("Pages must be contiguous, and q and the page table dense in their last axis.")
+    if kind != "native" and (cache.k_scale is None or cache.v_scale is None):
+        raise ValueError(f"KV format {cache.fmt.name!r} needs the scales of K and of V.")
+    return kind
+
+
+# fmt: off
 def paged_decode_hopper(
-    cache: LayerPages,
-    q: Tensor,
-    table: Tensor,
-    lengths: Tensor,
-    scaling: float,
-    *,
-    splits: int | Plan,
-    reads: Tensor | None = None,
-    out: Tensor | None = None,
-    workspace: Workspace | None = None,
+    cache: LayerPages, q: Tensor, table: Tensor, lengths: Tensor, scaling: float, *, splits: int | Plan,
+    reads: Tensor | None = None, out: Tensor | None = None, workspace: Workspace | None = None,
 ) -> Tensor:
     """q [B, Hq, D] -> [B, Hq, D] in q's dtype: each query is at the last token of its sequence.
 
     table [B, P] int32: page ids; entries beyond a sequence's length may hold anything. lengths [B] int32:
     tokens to attend to, the query's own included; 0 gives zeros. scaling > 0. splits: plan_decode's answer,
-    or just the most programs along a sequence, 1 (off) to 256. reads [2] int64: the kernel adds the tokens of
-    each sequence to the first, and to the second where the pages have 8 bits. out, workspace: allocated or
-    shared when None. ValueError for what the kernel cannot do.
+    or the most programs along a sequence, 1 (off) to 256. reads [2] int64: the tokens of each sequence are
+    added to the first, and to the second if the pages have 8 bits. ValueError for other arguments.
     """
     plan = splits if isinstance(splits, Plan) else Plan(splits)
     kind = _check(cache, q, table, scaling, plan.splits)
@@ -104,7 +143,7 @@ def paged_decode_hopper(
     if batch == 0:
         return out
     splits, tiling = plan.splits, plan.tiling
-    # A warp's share of a tile of the second product is 16 of the half's dims or more.
+    # A warp takes at least 16 of the half's dims in the second product.
     warps = min(tiling.warps, half // 16)
     if workspace is None:
         workspace = _shared_workspace(q, kv_heads, splits)
@@ -124,62 +163,6 @@ def paged_decode_hopper(
         KIND=kind, DYNAMIC=fmt.scale_per_row, HALF=half, GROUP=group, GP=_rows(group),
         ROWS=8 if group <= 8 else 16, HKV=kv_heads, PAGE=page_size, TILE=tiling.tile, STAGES=tiling.stages,
         FAN=FAN[warps], HAS_READS=reads is not None, WARPS=warps, num_warps=warps, launch_pdl=True,
-    )  # fmt: skip
+    )
     launched(paged.fn.__name__, compiled, splits)
     return out
-
-
-def _boxes(cells: Tensor, kind: str, rows: int) -> TensorDescriptor:
-    """Pages as flat rows of 16-bit words, copied `rows` rows and half the dims of a head at a time.
-
-    Row coordinates are int32: pages * kv_heads * page_size must stay below 2^31, which for head_dim 128 is
-    256 GB.
-    """
-    dim = cells.shape[3]
-    flat = cells.view(-1, dim) if kind == "native" else cells.view(torch.int16).view(-1, dim // 2)
-    layout = NVMMASharedLayout(swizzle_byte_width=dim, element_bitwidth=16, rank=2)
-    return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [rows, dim // 2], layout)
-
-
-def _slots(splits: int) -> int:
-    return splits + _MERGED if splits > 1 else 1
-
-
-def _rows(group: int) -> int:
-    """Query heads a KV head, up to the next power of two."""
-    return 1 << (group - 1).bit_length()
-
-
-def _check(cache: LayerPages, q: Tensor, table: Tensor, scaling: float, splits: int) -> str:
-    """The kind of payload, or ValueError."""
-    kind = KINDS[cache.fmt.payload_dtype]
-    if not 1 <= splits <= MAX_SPLITS:
-        raise ValueError(f"{splits} splits; give 1 (off) to {MAX_SPLITS}, as plan_decode does.")
-    if not scaling > 0:
-        raise ValueError(
-            f"Scaling {scaling}; the Hopper kernel takes numbers above 0, usually head_dim ** -0.5."
-        )
-    k, v = cache.k, cache.v
-    _, kv_heads, page_size, dim = k.shape
-    group = q.shape[1] // kv_heads
-    if (
-        q.shape[1] % kv_heads
-        or group > MAX_GROUP
-        or dim not in HEAD_DIMS
-        or v.shape != k.shape
-        or q.shape[2] != dim
-        or page_size not in PAGE_SIZES
-    ):
-        raise ValueError(
-            f"Queries {list(q.shape)}, K pages {list(k.shape)}, V pages {list(v.shape)}: the Hopper kernel "
-            "takes up to "
-            f"{MAX_GROUP} query heads a KV head, head_dim {HEAD_DIMS} for K and V, page_size {PAGE_SIZES}; "
-            "use paged_decode."
-        )
-    if kind == "native" and k.dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"Native pages in {k.dtype}; the Hopper kernel takes float16 and bfloat16.")
-    if q.stride(2) != 1 or table.stride(1) != 1 or not (k.is_contiguous() and v.is_contiguous()):
-        raise ValueError("Pages must be contiguous, and q and the page table dense in their last axis.")
-    if kind != "native" and (cache.k_scale is None or cache.v_scale is None):
-        raise ValueError(f"KV format {cache.fmt.name!r} needs the scales of K and of V.")
-    return kind

@@ -1,24 +1,23 @@
-"""Paged decode attention for Hopper GPUs, in Gluon: one query token a sequence, K and V read once, no second
-launch.
+"""Paged decode attention for Hopper GPUs, in Gluon: one query token a sequence, one launch.
 
-A program is one, two or four warps. It takes every n-th tile of tokens of one (sequence, KV head), brings
-each from its pages by the bulk tensor copy engine into a ring in shared memory, and keeps a softmax state of
-its own. The last program of a (sequence, KV head) to finish merges the results of all, in a fixed order: the
-same call gives the same bits.
+A program is one, two or four warps. It takes every n-th tile of tokens of one (sequence, KV head), copies
+each from its pages with the bulk copy engine into a ring in shared memory, and keeps its own softmax state.
+The last program of a (sequence, KV head) to finish merges all results in a fixed order, so results are the
+same bits on every call.
 
-8-bit payloads are copied and loaded as 16-bit words, two neighbouring dims a word, so that ldmatrix gives
-them in the layout of the tensor core's operand; each 32-bit register is then split into the even and the odd
-dims in FP16. Q.K is the sum of two products over half the dims. The second product is transposed, O^T = V^T
-P^T: the upper rows of a 16-row tile are empty for up to 8 query heads a KV head, and the logits' registers
-are already P^T's operand.
+8-bit payloads are copied and loaded as 16-bit words of two neighbouring dims, so that ldmatrix loads them in
+the layout of the tensor core's operand; each register is then split into the even and the odd dims in FP16.
+Q.K is the sum of two products over half the dims. The second product is transposed, O^T = V^T P^T: the upper
+rows of a 16-row tile are empty for up to 8 query heads a KV head, and the logits' registers are already P^T's
+operand.
 
 Numbers. Each query row is scaled by a power of two to less than 2^15, undone in the logits, so a BF16 query
-cannot overflow FP16. K's scale multiplies the logits; V's multiplies P, relative to the largest scale seen so
-far, which multiplies the accumulator, so neither a tiny nor a huge scale leaves FP16's range. The softmax
-reference moves only when a logit exceeds it by 2^8; P has room for that."""
+cannot overflow FP16. K's scale multiplies the logits; V's multiplies P, relative to the largest scale so far,
+which multiplies the accumulator, so no scale leaves FP16's range. The softmax reference moves only when a
+logit exceeds it by 2^8."""
 
-# Gluon code is Python in form only: its types are the compiler's, tuples are not unpacked into others, and
-# compile-time conditions stand apart from run-time ones.
+# Gluon's types are the compiler's, tuples are not unpacked into others, and compile-time conditions stand
+# apart from run-time ones.
 # mypy: ignore-errors
 # ruff: noqa: RUF005, SIM102, SIM108
 
@@ -30,36 +29,26 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kvbench_kernels.attention.hopper_merge import merge, store_merged
-from kvbench_kernels.attention.hopper_tiles import (
-    box_rows,
-    fetch,
-    load_halves,
-    load_pairs,
-    lower_rows,
-    rows_inside,
-    split_words,
-    unpack,
-)
+from kvbench_kernels.attention import hopper_tiles as parts
 
-# A name that changed after Triton 3.6, which has the second.
+# The second name is Triton 3.6's.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 COUNTERS = gl.constexpr(33)  # of arrived programs, a (sequence, KV head): 32 bundles and the second level
-# Added to every exponent: P runs up to 2^7 at the reference and to 2^15 when the reference lags by 2^8.
+# Added to every exponent: P reaches 2^7 at the reference and 2^15 when the reference lags by 2^8.
 _SHIFT = gl.constexpr(7.0)
 _LIMIT = gl.constexpr(15.0)
 
 
+# fmt: off
 @gluon.jit(do_not_specialize=["pages_stride", "pages_width", "splits", "slots", "min_tiles"])
 def paged_decode_hopper(
     q_ptr, k_desc, v_desc, k_scale, v_scale, pages, lengths, out_ptr, reads,
-    partial, lse, counters,
-    scale_log2,
+    partial, lse, counters, scale_log2,
     q_stride_b, q_stride_h, out_stride_b, out_stride_h, pages_stride, pages_width, splits, slots, min_tiles,
     KIND: gl.constexpr, DYNAMIC: gl.constexpr, HALF: gl.constexpr, GROUP: gl.constexpr, GP: gl.constexpr,
     ROWS: gl.constexpr, HKV: gl.constexpr, PAGE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
     FAN: gl.constexpr, HAS_READS: gl.constexpr, WARPS: gl.constexpr,
-):  # fmt: skip
+):
     """Grid (KV heads, splits, sequences). The arguments are those of hopper_decode.paged_decode_hopper."""
     BOX: gl.constexpr = min(PAGE, TILE)
     BOXES: gl.constexpr = TILE // BOX
@@ -87,15 +76,14 @@ def paged_decode_hopper(
     for stage in gl.static_range(STAGES):
         mbarrier.init(bars.index(stage), count=1)
     fence_async_shared()
-    # The launch may start before the kernel in front of it has ended: nothing that another kernel writes is
-    # touched above this line.
+    # The launch may start before the previous kernel has ended: nothing it writes is touched above this line.
     gdc_wait()
     barrier()  # so that no load moves up across the wait
     gdc_launch_dependents()
 
     # Logits are [ROWS, TILE]: for 8 rows the upper half of the tensor core's tile is dropped.
     if ROWS == 8:
-        logits: gl.constexpr = lower_rows(TILE, WARPS)
+        logits: gl.constexpr = parts.lower_rows(TILE, WARPS)
     else:
         logits: gl.constexpr = mma_s
     per_token: gl.constexpr = gl.SliceLayout(0, logits)
@@ -116,15 +104,14 @@ def paged_decode_hopper(
         x = gl.load(q_row + g * q_stride_h + d, mask=g < GROUP, other=0.0).to(gl.float32)
         x0, x1 = gl.split(gl.reshape(x, [16, HALF, 2]))
 
-    # A program takes every `active`-th tile. The page ids are asked for before the length is known, as if all
+    # A program takes every `active`-th tile. Page ids are loaded before the length is known, as if all
     # programs of the row were active.
     length = gl.load(lengths + seq)
     pages_row = pages + seq.to(gl.int64) * pages_stride
     ready = ()
     for stage in gl.static_range(STAGES):
-        ready = ready + (
-            box_rows(pages_row, split + stage * splits, pages_width - 1, head, HKV, PAGE, TILE, BOX),
-        )
+        tile = split + stage * splits
+        ready = ready + (parts.box_rows(pages_row, tile, pages_width - 1, head, HKV, PAGE, TILE, BOX),)
     if HAS_READS:
         if (head == 0) & (split == 0):
             gl.atomic_add(reads, length.to(gl.int64), sem="relaxed")
@@ -149,36 +136,31 @@ def paged_decode_hopper(
     if active != splits:
         again = ()
         for stage in gl.static_range(STAGES):
-            again = again + (
-                box_rows(pages_row, split + stage * active, last_page, head, HKV, PAGE, TILE, BOX),
-            )
+            tile = split + stage * active
+            again = again + (parts.box_rows(pages_row, tile, last_page, head, HKV, PAGE, TILE, BOX),)
         ready = again
-    ready = rows_inside(ready, split, active, length, TILE, BOX, STAGES)
+    ready = parts.rows_inside(ready, split, active, length, TILE, BOX, STAGES)
 
     if DYNAMIC:
-        # The scales of every tile in the ring, oldest first. Asked for before the tiles: behind them they
-        # would queue.
+        # The scales of every tile in the ring, oldest first, before the tiles, behind which they would queue.
         waiting = ()
         for stage in gl.static_range(STAGES - 1):
             waiting = waiting + (
-                load_pairs(k_scale, ready[stage], BOX, BOXES, WARPS),
-                load_pairs(v_scale, ready[stage], BOX, BOXES, WARPS),
+                parts.load_pairs(k_scale, ready[stage], BOX, BOXES, WARPS),
+                parts.load_pairs(v_scale, ready[stage], BOX, BOXES, WARPS),
             )
     # Fill the ring.
     for stage in gl.static_range(STAGES - 1):
         if stage < count:
-            fetch(k_desc, v_desc, k_ring, v_ring, bars, stage, ready[stage], BOXES, HALVES, HALF, BOX)
+            parts.fetch(k_desc, v_desc, k_ring, v_ring, bars, stage, ready[stage], BOXES, HALVES, HALF, BOX)
     rows_fetch = ready[STAGES - 1]
     tokens = gl.arange(0, TILE, per_token)
 
     top = gl.maximum(gl.max(gl.abs(x0), 1), gl.max(gl.abs(x1), 1))
     exponent = gl.minimum(gl.maximum((top.to(gl.int32, bitcast=True) >> 23) - 127, -112), 127)
-    exponent = gl.where(
-        top == 0.0, 0, exponent
-    )  # a factor that underflows to 0 would turn a masked -inf into NaN
-    up = ((141 - exponent) << 23).to(
-        gl.float32, bitcast=True
-    )  # 2^(14 - exponent): the row's largest is < 2^15
+    # A factor that underflows to 0 would turn a masked -inf into NaN.
+    exponent = gl.where(top == 0.0, 0, exponent)
+    up = ((141 - exponent) << 23).to(gl.float32, bitcast=True)  # 2^(14 - exponent): the largest is < 2^15
     down = ((exponent + 113) << 23).to(gl.float32, bitcast=True)  # its inverse
     q0 = gl.convert_layout((x0 * gl.expand_dims(up, 1)).to(DOT), q_operand)
     q1 = gl.convert_layout((x1 * gl.expand_dims(up, 1)).to(DOT), q_operand)
@@ -202,21 +184,24 @@ def paged_decode_hopper(
         barrier()  # every lane has read the slot that is filled next
         if DYNAMIC:
             waiting = waiting + (
-                load_pairs(k_scale, rows_fetch, BOX, BOXES, WARPS),
-                load_pairs(v_scale, rows_fetch, BOX, BOXES, WARPS),
+                parts.load_pairs(k_scale, rows_fetch, BOX, BOXES, WARPS),
+                parts.load_pairs(v_scale, rows_fetch, BOX, BOXES, WARPS),
             )
             ks = waiting[0]
             vs = waiting[1]
             waiting = waiting[2:]
         if i + STAGES - 1 < count:
-            fetch(k_desc, v_desc, k_ring, v_ring, bars, slot_fetch, rows_fetch, BOXES, HALVES, HALF, BOX)
-        rows_fetch = box_rows(pages_row, split + (i + STAGES) * active, last_page, head, HKV, PAGE, TILE, BOX)
+            parts.fetch(
+                k_desc, v_desc, k_ring, v_ring, bars, slot_fetch, rows_fetch, BOXES, HALVES, HALF, BOX
+            )
+        ahead = split + (i + STAGES) * active
+        rows_fetch = parts.box_rows(pages_row, ahead, last_page, head, HKV, PAGE, TILE, BOX)
         left_tokens = length - (split + i * active) * TILE
 
         mbarrier.wait(bars.index(slot), phase)
-        k0, k1 = load_halves(k_ring, slot, k_operand, KIND)
+        k0, k1 = parts.load_halves(k_ring, slot, k_operand, KIND)
         if KIND != "native":
-            k0, k1 = split_words(k0, KIND)
+            k0, k1 = parts.split_words(k0, KIND)
         s = mma_v2(q0, k0, gl.zeros([16, TILE], gl.float32, mma_s))
         if WARPS == 4:
             s = s + mma_v2(q1, k1, gl.zeros([16, TILE], gl.float32, mma_s))
@@ -226,8 +211,8 @@ def paged_decode_hopper(
             s, _unused = gl.split(gl.permute(gl.reshape(s, [2, 8, TILE]), [1, 2, 0]))
             s = gl.convert_layout(s, logits, assert_trivial=True)
         if DYNAMIC:
-            vf = unpack(vs, per_token, TILE)
-            s = s * gl.expand_dims(unpack(ks, per_token, TILE), 0)
+            vf = parts.unpack(vs, per_token, TILE)
+            s = s * gl.expand_dims(parts.unpack(ks, per_token, TILE), 0)
         if left_tokens < TILE:
             s = gl.where(gl.expand_dims(tokens < left_tokens, 0), s, float("-inf"))
             if DYNAMIC:
@@ -258,15 +243,15 @@ def paged_decode_hopper(
         if DYNAMIC:
             p = p * gl.expand_dims(vf * v_gain, 0)
         p = gl.convert_layout(gl.permute(p.to(DOT), [1, 0]), p_operand, assert_trivial=WARPS == 1)
-        v0, v1 = load_halves(v_ring, slot, v_operand, KIND)
+        v0, v1 = parts.load_halves(v_ring, slot, v_operand, KIND)
         if KIND != "int8":
-            # 0 * NaN is NaN: what lies behind the sequence's end must not be multiplied.
+            # 0 * NaN is NaN: values behind the sequence's end must not be multiplied.
             if left_tokens < TILE:
                 seen = gl.expand_dims(gl.arange(0, TILE, gl.SliceLayout(0, v_operand)) < left_tokens, 0)
                 v0 = gl.where(seen, v0, gl.zeros_like(v0))
                 v1 = gl.where(seen, v1, gl.zeros_like(v1))
         if KIND != "native":
-            v0, v1 = split_words(v0, KIND)
+            v0, v1 = parts.split_words(v0, KIND)
         acc0 = mma_v2(v0, p, acc0)
         acc1 = mma_v2(v1, p, acc1)
         slot_fetch = slot
@@ -312,11 +297,11 @@ def paged_decode_hopper(
     arrived = gl.atomic_add(counter + bundle, 1, sem="acq_rel", scope="gpu")
     if arrived == members - 1:
         gl.store(counter + bundle, 0)
-        acc, total_m, top_m = merge(
+        acc, total_m, top_m = parts.merge(
             partial_row + bundle * FAN * (GP * D), lse_row + bundle * FAN * GP, members, GP, D, FAN, WARPS
         )
         if bundles == 1:
-            store_merged(out_row, out_stride_h, acc, total_m, GROUP, GP, D, KIND, WARPS)
+            parts.store_merged(out_row, out_stride_h, acc, total_m, GROUP, GP, D, KIND, WARPS)
         else:
             ml: gl.constexpr = acc.type.layout
             g2 = gl.arange(0, GP, gl.SliceLayout(1, ml))
@@ -331,7 +316,7 @@ def paged_decode_hopper(
             arrived2 = gl.atomic_add(counter + FAN, 1, sem="acq_rel", scope="gpu")
             if arrived2 == bundles - 1:
                 gl.store(counter + FAN, 0)
-                acc2, total2, _top2 = merge(
+                acc2, total2, _top2 = parts.merge(
                     partial_row + splits * (GP * D), lse_row + splits * GP, bundles, GP, D, FAN, WARPS
                 )
-                store_merged(out_row, out_stride_h, acc2, total2, GROUP, GP, D, KIND, WARPS)
+                parts.store_merged(out_row, out_stride_h, acc2, total2, GROUP, GP, D, KIND, WARPS)

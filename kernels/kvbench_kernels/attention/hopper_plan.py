@@ -1,4 +1,4 @@
-"""When the Hopper decode kernel serves, and how a call is divided. Pure functions: no torch, no triton.
+"""Which layers the Hopper decode kernel takes, and how a call is divided. Imports no torch and no triton.
 
 The numbers were measured on an H200 (132 SMs) with 32 query heads, 8 KV heads, head_dim 128 and page 16.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvbench_kernels.support import MAX_SPLITS, Accepted, AttentionNeeds, Rejected, StoredFormat
 
-# Partial results merged at a time, by warps a program. There are two levels of merging.
+# Warps a program -> partial results merged at a time. There are two levels of merging.
 FAN = {1: 16, 2: 16, 4: 32}
 HEAD_DIMS = (64, 128)
 PAGE_SIZES = (16, 32, 64)
@@ -22,7 +22,7 @@ KINDS = {None: "native", "int8": "int8", "float8_e4m3fn": "fp8"}
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a program works: tokens a tile, tiles its ring holds, warps that share a tile."""
+    """A program's tokens a tile, tiles in its ring, and warps that share a tile."""
 
     tile: int
     stages: int
@@ -38,11 +38,7 @@ FOUR_WARPS_DEEP = Tiling(64, 3, 4)
 
 @dataclass(frozen=True)
 class Plan:
-    """How a call is divided.
-
-    splits: most programs along a sequence. least: fewest tokens a program takes, so that a short sequence
-    uses fewer.
-    """
+    """How a call is divided. splits: the most programs along a sequence; least: a program's fewest tokens."""
 
     splits: int
     least: int = 1
@@ -52,13 +48,12 @@ class Plan:
 def plan_decode(
     fmt: StoredFormat, batch: int, kv_heads: int, max_length: int, sms: int, mean_length: float | None = None
 ) -> Plan:
-    """The division that was fastest. max_length, mean_length: tokens of the longest and the average sequence.
+    """The fastest division measured. max_length, mean_length: tokens of the longest and average sequence.
 
-    All programs are resident at once where the sequences are alike (a second wave, if it is not full, costs
-    as much as a full one). Little work is done by few programs of four warps, which hide latency within a
-    tile; much work by many programs of one or two, which need little or no synchronization. Where the longest
-    sequence is more than twice the average one, programs are smaller, so that the GPU's scheduler evens them
-    out.
+    For sequences of similar length all programs are resident at once (an incomplete second wave costs as
+    much as a full one). Little work runs in few programs of four warps, which hide latency within a tile;
+    much work in many programs of one or two, which synchronize less. If the longest sequence is over twice
+    the average, programs are smaller, so that the GPU's scheduler balances them.
     """
     kind = KINDS[fmt.payload_dtype]
     mean = float(max_length if mean_length is None else mean_length)
@@ -84,9 +79,7 @@ def plan_decode(
 
 
 def _four_warp_splits(wanted: int, max_length: int) -> int:
-    """Two tiles a program where there are more than 16; a second level of merging only from four tiles a
-    program on.
-    """
+    """Two tiles a program above 16 tiles; a second level of merging only from four tiles a program on."""
     tiles = -(-max_length // FOUR_WARPS.tile)
     splits = min(wanted, max(16, tiles // 2))
     return FAN[4] if FAN[4] < splits and tiles < 4 * splits else splits
@@ -98,51 +91,34 @@ def _plan(splits: int, max_length: int, tiling: Tiling, least: int = 1) -> Plan:
 
 
 def execution(fmt: StoredFormat, dtype: str) -> str:
-    """Dtype of the tensor cores' operands and of the accumulator, for a KV format and the dtype of native
-    pages.
-    """
+    """Operands and accumulator of the tensor cores; dtype: of native pages."""
     operand = "float16" if fmt.quantized else dtype
     return f"{operand} x {operand} -> float32"
 
 
 def supports_hopper(needs: AttentionNeeds, capability: tuple[int, int]) -> Accepted | Rejected:
-    """Whether paged_decode_hopper can do it; the first thing that it cannot do otherwise. paged_decode serves
-    the rest.
-
-    capability: the device's compute capability, (9, 0) for an H200.
-    """
-    if needs.device != "cuda" or needs.interpreter or capability[0] != 9:
-        found = (
-            f"compute capability {capability[0]}.{capability[1]}" if needs.device == "cuda" else needs.device
-        )
-        return Rejected(
-            "no_hopper", f"The Hopper kernel needs a GPU of compute capability 9 and found {found}."
-        )
-    if needs.dtype not in ("float16", "bfloat16"):
-        return Rejected(
-            "dtype", f"The Hopper kernel rounds queries to 16 bits; {needs.dtype} queries need paged_decode."
-        )
-    if needs.kv_heads < 1 or needs.q_heads % needs.kv_heads or needs.q_heads // needs.kv_heads > MAX_GROUP:
-        return Rejected(
-            "heads_do_not_divide" if needs.kv_heads < 1 or needs.q_heads % needs.kv_heads else "group",
-            f"{needs.q_heads} query heads on {needs.kv_heads} KV heads; the Hopper kernel takes 1 to "
-            f"{MAX_GROUP} a KV head.",
-        )
-    if needs.head_dim not in HEAD_DIMS or needs.value_dim != needs.head_dim:
-        return Rejected(
-            "head_dim",
-            f"head_dim {needs.head_dim} for K and {needs.value_dim} for V; the Hopper kernel takes 64 or "
-            "128 for both.",
-        )
-    if needs.page_size not in PAGE_SIZES:
-        return Rejected(
-            "page_size", f"Pages of {needs.page_size} tokens; the Hopper kernel takes 16, 32 and 64."
-        )
-    for name, given in (
-        ("sliding_window", needs.sliding_window is not None),
-        ("softcap", needs.softcap is not None),
-        ("sinks", needs.sinks),
+    """Whether paged_decode_hopper takes this layer at compute `capability`, (9, 0) for an H200."""
+    no_group = needs.kv_heads < 1 or needs.q_heads % needs.kv_heads
+    found = needs.device
+    if found == "cuda":
+        found = f"compute capability {capability[0]}.{capability[1]}"
+    heads = f"{needs.q_heads} query heads on {needs.kv_heads} KV heads; it takes 1 to {MAX_GROUP} a KV head"
+    dims = f"head_dim {needs.head_dim} for K and {needs.value_dim} for V; it takes 64 or 128 for both"
+    for fits, reason, sentence in (
+        (
+            needs.device == "cuda" and not needs.interpreter and capability[0] == 9,
+            "no_hopper",
+            f"it needs a GPU of compute capability 9 and found {found}",
+        ),
+        (needs.dtype in ("float16", "bfloat16"), "dtype", f"{needs.dtype} queries; it takes 16 bits"),
+        (not no_group, "heads_do_not_divide", heads),
+        (no_group or needs.q_heads // needs.kv_heads <= MAX_GROUP, "group", heads),
+        (needs.value_dim == needs.head_dim in HEAD_DIMS, "head_dim", dims),
+        (needs.page_size in PAGE_SIZES, "page_size", f"pages of {needs.page_size}; it takes 16, 32 and 64"),
+        (needs.sliding_window is None, "sliding_window", "it has no sliding_window"),
+        (needs.softcap is None, "softcap", "it has no softcap"),
+        (not needs.sinks, "sinks", "it has no sinks"),
     ):
-        if given:
-            return Rejected(name, f"The Hopper kernel has no {name}; paged_decode has.")
+        if not fits:
+            return Rejected(reason, f"The Hopper kernel cannot do this layer: {sentence}. Use paged_decode.")
     return Accepted()

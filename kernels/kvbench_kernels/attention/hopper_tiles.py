@@ -1,6 +1,4 @@
-"""Tiles of the Hopper decode kernel: their pages, their copies into the ring, and their codes and scales as
-operands.
-"""
+"""Parts of the Hopper decode kernel: tiles, their pages, codes and scales; the merge of partial results."""
 
 # Gluon code, as in hopper_kernel.py.
 # mypy: ignore-errors
@@ -12,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-# A name that changed after Triton 3.6, which has the second.
+# The second name is Triton 3.6's.
 copy_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
 _INT8_SPLIT = gl.constexpr(
@@ -40,57 +38,42 @@ _FP8_SPLIT = gl.constexpr(
 )
 
 
+# fmt: off
 @gluon.constexpr_function
 def lower_rows(tile, warps):
-    """Layout of rows 0..7 of a 16-row tensor core result [16, tile]: the registers of the other rows are left
-    out.
-    """
+    """Layout of rows 0..7 of a tensor core result [16, tile], without the registers of the other rows."""
     first = 2 + warps.bit_length()  # warps take the token bits from 3 on, registers the rest
     registers = [[0, 1]] + [[0, 1 << bit] for bit in range(first, tile.bit_length() - 1)]
     warp = [[0, 1 << bit] for bit in range(3, first)]
-    return gl.DistributedLinearLayout(
-        registers, [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], warp, [], [8, tile]
-    )
+    lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, warp, [], [8, tile])
 
 
 @gluon.jit
 def split_words(x, KIND: gl.constexpr):
     """Words of two neighbouring 8-bit dims -> the even and the odd dims in FP16, exactly."""
-    if KIND == "int8":
-        return gl.inline_asm_elementwise(
-            _INT8_SPLIT, "=r,=r,r", [x], dtype=(gl.float16, gl.float16), is_pure=True, pack=2
-        )
+    CODE: gl.constexpr = _INT8_SPLIT if KIND == "int8" else _FP8_SPLIT
     return gl.inline_asm_elementwise(
-        _FP8_SPLIT, "=r,=r,r", [x], dtype=(gl.float16, gl.float16), is_pure=True, pack=2
+        CODE, "=r,=r,r", [x], dtype=(gl.float16, gl.float16), is_pure=True, pack=2
     )
 
 
 @gluon.jit
 def load_halves(ring, slot, layout: gl.constexpr, KIND: gl.constexpr):
-    """One tile of the ring as two operands over half the dims each: [HALF, TILE]."""
+    """A tile of the ring as two operands [HALF, TILE], over half the dims each."""
     if KIND == "native":
-        return (
-            ring.index(slot * 2).permute([1, 0]).load(layout),
-            ring.index(slot * 2 + 1).permute([1, 0]).load(layout),
-        )
+        first = ring.index(slot * 2).permute([1, 0]).load(layout)
+        return first, ring.index(slot * 2 + 1).permute([1, 0]).load(layout)
     raw = ring.index(slot).permute([1, 0]).load(layout)
     return raw, raw
 
 
 @gluon.jit
 def box_rows(
-    pages_row,
-    tile,
-    last_page,
-    head,
-    HKV: gl.constexpr,
-    PAGE: gl.constexpr,
-    TILE: gl.constexpr,
-    BOX: gl.constexpr,
+    pages_row, tile, last_page, head,
+    HKV: gl.constexpr, PAGE: gl.constexpr, TILE: gl.constexpr, BOX: gl.constexpr,
 ):
-    """First row of each of a tile's boxes in the flat [pages * heads * page_size] rows. Past the end: the
-    last page.
-    """
+    """First flat row [pages * heads * page_size] of each box of a tile; of the last page past the end."""
     rows = ()
     for box in gl.static_range(TILE // BOX):
         token = tile * TILE + box * BOX
@@ -101,7 +84,7 @@ def box_rows(
 
 @gluon.jit
 def rows_inside(ready, first, stride, length, TILE: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr):
-    """Boxes that lie behind the end of the sequence are replaced by the first box, which never does."""
+    """Replace boxes behind the end of the sequence by the first box, which is never behind it."""
     safe = ()
     for stage in gl.static_range(STAGES):
         rows = ()
@@ -114,17 +97,8 @@ def rows_inside(ready, first, stride, length, TILE: gl.constexpr, BOX: gl.conste
 
 @gluon.jit
 def fetch(
-    k_desc,
-    v_desc,
-    k_ring,
-    v_ring,
-    bars,
-    slot,
-    rows,
-    BOXES: gl.constexpr,
-    HALVES: gl.constexpr,
-    HALF: gl.constexpr,
-    BOX: gl.constexpr,
+    k_desc, v_desc, k_ring, v_ring, bars, slot, rows,
+    BOXES: gl.constexpr, HALVES: gl.constexpr, HALF: gl.constexpr, BOX: gl.constexpr,
 ):
     """Start the copies of a tile of K and of V into a slot of the ring."""
     bar = bars.index(slot)
@@ -141,7 +115,7 @@ def fetch(
 
 @gluon.constexpr_function
 def _pairs(tokens, warps):
-    """Layout of one word for every two tokens, as the columns of a tensor core result hold them."""
+    """Layout of one word per two tokens, as in the columns of a tensor core result."""
     first = 1 + warps.bit_length()
     registers = [[1 << bit] for bit in range(first, (tokens // 2).bit_length() - 1)]
     warp = [[1 << bit] for bit in range(2, first)]
@@ -150,7 +124,7 @@ def _pairs(tokens, warps):
 
 @gluon.jit
 def load_pairs(scale, rows, BOX: gl.constexpr, BOXES: gl.constexpr, WARPS: gl.constexpr):
-    """A tile's scales as stored, two tokens a word: [TILE // 2]."""
+    """A tile's stored scales, two tokens a word: [TILE // 2]."""
     pairs = gl.arange(0, BOX * BOXES // 2, _pairs(BOX * BOXES, WARPS))
     base = rows[0] // 2 + gl.zeros_like(pairs)
     for box in gl.static_range(1, BOXES):
@@ -169,5 +143,67 @@ def unpack(pairs, layout: gl.constexpr, TILE: gl.constexpr):
         first, second = gl.inline_asm_elementwise(
             "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; }",
             "=r,=r,r", [pairs], dtype=(gl.float32, gl.float32), is_pure=True, pack=1,
-        )  # fmt: skip
+        )
     return gl.convert_layout(gl.reshape(gl.join(first, second), [TILE]), layout, assert_trivial=True)
+
+
+@gluon.jit
+def merge(partial, lse, count, GP: gl.constexpr, D: gl.constexpr, FAN: gl.constexpr, WARPS: gl.constexpr):
+    """(sum of outputs [GP, D], its weight [GP], log2 reference [GP]) of `count` normalised results."""
+    # Results at a time: 128 registers of them in flight.
+    CH: gl.constexpr = min(FAN, max(1, 4096 * WARPS // (GP * D)))
+    LANES: gl.constexpr = min(32, D // 4)
+    BY_ROW: gl.constexpr = min(WARPS, GP)
+    layout: gl.constexpr = gl.BlockedLayout(
+        [1, 1, 4], [1, 32 // LANES, LANES], [WARPS // BY_ROW, BY_ROW, 1], [2, 1, 0]
+    )
+    per_row: gl.constexpr = gl.SliceLayout(2, layout)
+    i = gl.arange(0, CH, gl.SliceLayout(1, per_row))
+    g = gl.arange(0, GP, gl.SliceLayout(0, per_row))
+    i3 = gl.arange(0, CH, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    g3 = gl.arange(0, GP, gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+    d3 = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    inner = gl.expand_dims(gl.expand_dims(g3, 0) + gl.expand_dims(i3, 1) * GP, 2) * D
+    inner = inner + gl.expand_dims(gl.expand_dims(d3, 0), 1)
+    acc = gl.zeros([GP, D], gl.float32, gl.SliceLayout(0, layout))
+    top = gl.full([GP], -1e30, gl.float32, gl.SliceLayout(0, per_row))
+    total = gl.zeros([GP], gl.float32, gl.SliceLayout(0, per_row))
+    for first in range(0, count, CH):
+        there = gl.expand_dims(first + i < count, 1)
+        w = gl.load(
+            lse + first * GP + gl.expand_dims(i, 1) * GP + gl.expand_dims(g, 0),
+            mask=there, other=float("-inf"), cache_modifier=".cg",
+        )
+        o = gl.load(
+            partial + first * GP * D + inner, mask=gl.expand_dims(gl.expand_dims(first + i3 < count, 1), 2),
+            other=0.0, cache_modifier=".cg",
+        )
+        new = gl.maximum(top, gl.max(w, 0))
+        alpha = gl.exp2(top - new)
+        w = gl.exp2(w - gl.expand_dims(new, 0))
+        total = total * alpha + gl.sum(w, 0)
+        acc = acc * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, gl.SliceLayout(0, layout))), 1)
+        acc = acc + gl.sum(o * gl.expand_dims(w, 2), 0)
+        top = new
+    return (
+        acc,
+        gl.convert_layout(total, gl.SliceLayout(1, gl.SliceLayout(0, layout))),
+        gl.convert_layout(top, gl.SliceLayout(1, gl.SliceLayout(0, layout))),
+    )
+
+
+@gluon.jit
+def store_merged(
+    out_row, out_stride_h, acc, total,
+    GROUP: gl.constexpr, GP: gl.constexpr, D: gl.constexpr, KIND: gl.constexpr, WARPS: gl.constexpr,
+):
+    """Store acc [GP, D], dims ordered as (half, position), in the natural order of the output's rows."""
+    o = acc / gl.expand_dims(total, 1)
+    if KIND != "native":
+        o = gl.reshape(gl.permute(gl.reshape(o, [GP, 2, D // 2]), [0, 2, 1]), [GP, D])
+    LANES: gl.constexpr = min(32, D // 4)
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    o = gl.convert_layout(o, layout)
+    g = gl.expand_dims(gl.arange(0, GP, gl.SliceLayout(1, layout)), 1)
+    d = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, layout)), 0)
+    gl.store(out_row + g * out_stride_h + d, o.to(out_row.dtype.element_ty), mask=g < GROUP)

@@ -1,14 +1,13 @@
-"""The reference in torch: attention over K and V, and each paged kernel with the same arguments and results.
+"""Attention over K and V in torch, and a torch twin of each paged kernel, on any device and without Triton.
 
-It runs on any device, without Triton. The engine's torch backend uses it, and the kernels are tested against
-it.
-
-Shapes: B batch, Hq query heads, Hkv KV heads, G = Hq // Hkv, T queries, L keys, D and Dv head dims.
-Query head h reads KV head h // G. Query t stands at position causal_offset + t and sees the keys j with
-j <= position and, in a sliding layer, position - j < sliding_window.
+Shapes: B batch, Hq query heads, Hkv KV heads, G = Hq // Hkv, T queries, L keys, D and Dv head dims. Query
+head h reads KV head h // G. Query t stands at position causal_offset + t and sees the keys j <= position; in
+a sliding layer also position - j < sliding_window must hold.
 """
 
 from __future__ import annotations
+
+from typing import Any, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -31,10 +30,9 @@ def paged_attention_torch(
 ) -> Tensor:
     """q [B, Hq, T, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv] -> [B, Hq, T, Dv] in q's dtype.
 
-    causal_offset: position of the first query, L - T when the queries are the newest tokens. softcap: scores
-    become cap * tanh(score / cap) before the mask. sinks [Hq]: one logit a query head that takes part in the
-    softmax and has no value. ValueError for query heads that are no multiple of the KV heads, and for keys
-    that are missing.
+    causal_offset: position of the first query. softcap: scores become cap * tanh(score / cap) before the
+    mask. sinks [Hq]: one more logit a query head in the softmax, without a value. ValueError for query heads
+    that are no multiple of the KV heads, and for missing keys.
     """
     group = group_size(q.shape[1], k.shape[1])
     queries = q.shape[2]
@@ -42,14 +40,14 @@ def paged_attention_torch(
     if causal_offset < 0 or end > k.shape[2]:
         raise ValueError(
             f"{queries} queries from position {causal_offset} need {end} keys, but {k.shape[2]} were given; "
-            f"write the chunk to the store before it is read."
+            "write the chunk to the store before it is read."
         )
-    # Keys that no query sees are cut off, not masked: nothing in them can reach the result.
+    # Keys that no query sees are cut off, so that nothing in them can reach the result.
     start = 0 if sliding_window is None else max(0, causal_offset + 1 - sliding_window)
     k, v = k[:, :, start:end], v[:, :, start:end]
     mask = _mask(queries, end - start, sliding_window, q.device)
     if softcap is not None or sinks is not None:
-        return _explicit(q, k, v, group, scaling, mask, softcap, sinks)
+        return _explicit(q, k, v, scaling, mask, softcap, sinks)
     if queries == 1:
         # The G query heads of a KV head become its G query rows, so that K and V are never repeated.
         rows = q.reshape(q.shape[0], k.shape[1], group, q.shape[3])
@@ -62,12 +60,11 @@ def paged_attention_torch(
 
 
 def group_size(q_heads: int, kv_heads: int) -> int:
-    """Query heads a KV head; ValueError where they do not divide (33 on 2 would leave a head unwritten)."""
+    """Query heads a KV head; ValueError if they do not divide."""
     if kv_heads < 1 or q_heads < 1 or q_heads % kv_heads:
         raise ValueError(
             f"{q_heads} query heads on {kv_heads} KV heads: the query heads must be a multiple of the KV "
-            "heads; "
-            f"check num_attention_heads and num_key_value_heads in the model's config."
+            "heads; check num_attention_heads and num_key_value_heads in the model's config."
         )
     return q_heads // kv_heads
 
@@ -86,22 +83,16 @@ def _mask(queries: int, keys: int, sliding_window: int | None, device: torch.dev
 
 
 def _explicit(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    group: int,
-    scaling: float,
-    mask: Tensor,
-    softcap: float | None,
-    sinks: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, scaling: float, mask: Tensor, cap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """Plain softmax attention in float32, or float64 as q is, for soft-caps and sinks."""
+    """Plain softmax attention for soft-caps and sinks, in float32, or float64 if q is."""
     batch, q_heads, queries, _ = q.shape
+    group = q_heads // k.shape[1]
     dtype = torch.promote_types(q.dtype, torch.float32)
     grouped = q.to(dtype).reshape(batch, k.shape[1], group, queries, q.shape[3])
     scores = grouped @ k.to(dtype).transpose(-1, -2).unsqueeze(2) * scaling  # [B, Hkv, G, T, keys]
-    if softcap is not None:
-        scores = soft_cap(scores, softcap)
+    if cap is not None:
+        scores = soft_cap(scores, cap)
     scores = scores.masked_fill(~mask, -torch.inf)
     if sinks is not None:
         sink = sinks.to(dtype).reshape(1, k.shape[1], group, 1, 1).expand(batch, -1, -1, queries, 1)
@@ -111,7 +102,7 @@ def _explicit(
 
 
 def paged_write_torch(cache: LayerPages, k: Tensor, v: Tensor, slots: Tensor, health: Tensor) -> None:
-    """paged_write in torch. It waits for the device: the stored rows are selected by their slots."""
+    """paged_write in torch. It waits for the device, to select the stored rows."""
     check_write(cache, k, v, slots, health)
     stored = slots >= 0
     page, offset = slots[stored] // cache.page_size, slots[stored] % cache.page_size
@@ -145,6 +136,15 @@ def paged_gather_torch(
     return out[0], out[1]
 
 
+class Extras(TypedDict, total=False):
+    """Options of a paged attention, as in paged_attention_torch; reads [2] int64: tokens are added."""
+
+    sliding_window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+    reads: Tensor | None
+
+
 def paged_decode_torch(
     cache: LayerPages,
     q: Tensor,
@@ -153,14 +153,10 @@ def paged_decode_torch(
     scaling: float,
     *,
     splits: int,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    reads: Tensor | None = None,
+    **extras: Unpack[Extras],
 ) -> Tensor:
     """paged_decode in torch: sequence by sequence, dequantized, in float32. `splits` changes nothing."""
-    starts = torch.arange(len(q) + 1)
-    out = _sequences(cache, q, table, lengths, starts, scaling, sliding_window, softcap, sinks, reads)
+    out = _sequences(cache, q, table, lengths, torch.arange(len(q) + 1), scaling, **extras)
     launched("paged_decode_torch", splits=splits)
     return out
 
@@ -173,14 +169,10 @@ def paged_prefill_torch(
     query_starts: Tensor,
     max_new: int,
     scaling: float,
-    *,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    reads: Tensor | None = None,
+    **extras: Unpack[Extras],
 ) -> Tensor:
     """paged_prefill in torch: sequence by sequence, dequantized, in float32."""
-    out = _sequences(cache, q, table, lengths, query_starts, scaling, sliding_window, softcap, sinks, reads)
+    out = _sequences(cache, q, table, lengths, query_starts, scaling, **extras)
     launched("paged_prefill_torch")
     return out
 
@@ -192,14 +184,10 @@ def _sequences(
     lengths: Tensor,
     starts: Tensor,
     scaling: float,
-    sliding_window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    reads: Tensor | None,
+    reads: Tensor | None = None,
+    **extras: Any,
 ) -> Tensor:
-    """Causal attention of q's rows starts[b] to starts[b + 1], the last tokens of sequence b; zeros
-    elsewhere.
-    """
+    """Causal attention of q's rows starts[b] to starts[b + 1], the last tokens of sequence b; else zeros."""
     out = q.new_zeros(q.shape[0], q.shape[1], cache.v.shape[3])
     bounds = starts.tolist()
     for row, length in enumerate(lengths.tolist()):
@@ -209,13 +197,13 @@ def _sequences(
         if length and end > begin:
             k, v = gather_float(cache, table[row], length)
             query, past = q[begin:end].float().transpose(0, 1)[None], length - (end - begin)
-            result = paged_attention_torch(query, k, v, scaling, past, sliding_window, softcap, sinks)
+            result = paged_attention_torch(query, k, v, scaling, past, **extras)
             out[begin:end] = result[0].transpose(0, 1).to(q.dtype)
     return out
 
 
 def gather_float(cache: LayerPages, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """One sequence's K [1, Hkv, length, D] and V, dequantized to float32. pages: its row of the table."""
+    """K [1, Hkv, length, D] and V of the sequence with the table row `pages`, dequantized to float32."""
     used = pages[: -(-length // cache.page_size)].long()
     found = []
     for codes, scale in cache.sides():

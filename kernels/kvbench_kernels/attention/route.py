@@ -1,7 +1,6 @@
-"""Which decode kernel serves a shape, how it divides the work, and what it computes in: chosen from
-measurements.
+"""Which decode kernel takes a layer, how it divides the work, and what it computes in.
 
-The Gluon kernel (`hopper_decode.py`) serves what it takes, on a GPU of compute capability 9; the portable one
+The Gluon kernel (`hopper_decode.py`) runs what it supports on a GPU of compute capability 9, the portable one
 (`decode.py`) everything else. A new kernel is one more line in `decode_kernel`, `plan`, `workspace` and
 `execution`."""
 
@@ -13,10 +12,9 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
+from kvbench_kernels.attention import hopper_plan, tiles
 from kvbench_kernels.attention.decode import choose_splits, paged_decode
-from kvbench_kernels.attention.decode import execution as portable_execution
 from kvbench_kernels.attention.hopper_plan import Plan, plan_decode, supports_hopper
-from kvbench_kernels.attention.hopper_plan import execution as hopper_execution
 from kvbench_kernels.support import Accepted, AttentionNeeds
 
 
@@ -26,17 +24,12 @@ def takes_hopper(needs: AttentionNeeds) -> bool:
 
 
 def decode_kernel(needs: AttentionNeeds) -> Callable[..., Tensor]:
-    """The fastest kernel that takes this layer; all have paged_decode's signature (the Gluon one without
-    extras).
-    """
+    """The fastest kernel for this layer, with paged_decode's signature (the Gluon one without extras)."""
     return _hopper if takes_hopper(needs) else paged_decode
 
 
 def plan(needs: AttentionNeeds, batch: int, longest: int, mean: int, splits: int | None) -> int | Plan:
-    """How a decode divides the work, for decode_kernel's `splits`. splits: asked for, or None to choose.
-
-    longest, mean: tokens of the longest and of the average sequence. They decide about speed alone.
-    """
+    """decode_kernel's `splits`: as given, or chosen by the tokens of the longest and the average sequence."""
     if splits is not None:
         return splits
     if takes_hopper(needs):
@@ -45,7 +38,7 @@ def plan(needs: AttentionNeeds, batch: int, longest: int, mean: int, splits: int
 
 
 def workspace(needs: AttentionNeeds, batch: int, chosen: int | Plan, device: torch.device) -> Hashable | None:
-    """Memory of its own for calls that a CUDA graph holds; None where the kernel keeps none between calls."""
+    """Memory for the calls of one CUDA graph; None if the kernel keeps none between calls."""
     if not takes_hopper(needs):
         return None
     most = chosen.splits if isinstance(chosen, Plan) else chosen
@@ -57,8 +50,8 @@ def workspace(needs: AttentionNeeds, batch: int, chosen: int | Plan, device: tor
 def execution(needs: AttentionNeeds) -> str:
     """Operands and accumulator of both products in a decode: "float16 x float16 -> float32"."""
     if takes_hopper(needs):
-        return hopper_execution(needs.fmt, needs.dtype)
-    return portable_execution(needs.fmt, getattr(torch, needs.dtype))
+        return hopper_plan.execution(needs.fmt, needs.dtype)
+    return tiles.execution(needs.fmt, getattr(torch, needs.dtype))
 
 
 def _hopper(
@@ -76,5 +69,5 @@ def _capability() -> tuple[int, int]:
 
 @functools.cache
 def _multiprocessors() -> int:
-    """Of the device; 1 where there is no GPU."""
+    """Of the device; 1 without a GPU."""
     return torch.cuda.get_device_properties().multi_processor_count if torch.cuda.is_available() else 1

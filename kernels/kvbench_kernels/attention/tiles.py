@@ -1,20 +1,19 @@
-"""Shared by decode and prefill: a tile of K and V from the pages, one step of the online softmax over it.
+"""Shared by decode and prefill: the online softmax over a tile of K and V from the pages.
 
 Shapes: M query rows, N keys of a tile, BD and BV the head dims D and DV padded to a power of two.
 
-Codes are never dequantized element by element. A token's K scale multiplies its logits and its V scale its
-weight in the softmax, so that the operands of both products are the codes themselves, exact in float16:
+A token's K scale multiplies its logits and its V scale its weight in the softmax, so the operands of both
+products are the codes themselves, exact in float16:
 
-- E4M3 (448 at most, steps down to 2^-9) and INT8 are float16 numbers, so Q and the weights are float16 too.
-  Its 11 bits hold the 8 of bfloat16 queries. bfloat16 has more range: `query_operand` scales each query row
-  by a power of two, which is exact, and scales the logits back in float32.
-- A weight times a V scale may leave float16's range as well (a scale can be 2^-24, or 2^100). So `acc` is in
-  units of the largest V scale so far, as its weights are in units of the largest logit's, and the largest
-  weight is 2^15: of two rows of V whose scales are 2^20 apart the smaller still has 20 bits.
+- E4M3 and INT8 codes are float16 numbers, so Q and the weights are float16 too. Its 11 bits hold the 8 of
+  bfloat16 queries; for their range `query_operand` scales each query row by a power of two, and the logits
+  back in float32.
+- A weight times a V scale may leave float16's range (a scale can be 2^-24, or 2^100). So `acc` is in units of
+  the largest V scale so far, and the largest weight is 2^15: of two rows of V whose scales are 2^20 apart the
+  smaller still has 20 bits.
 - With float32 queries everything is float32, and "ieee": the default on a GPU would be TF32.
 
-Triton's interpreter multiplies the bit patterns of bfloat16 in `tl.dot`: there, and only there, such products
-are of float32. Numbers are converted by `convert.py`."""
+Triton's interpreter multiplies the bit patterns of bfloat16 in `tl.dot`; there such products are float32."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -27,9 +26,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvbench_kernels.checks import accept
 from kvbench_kernels.kv.convert import INTERPRET, decode_e4m3, narrow, widen
 from kvbench_kernels.kv.layout import LayerPages, attention_needs, check_pages
-from kvbench_kernels.support import Rejected, StoredFormat, supports
+from kvbench_kernels.support import StoredFormat, supports
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # `scale_granularity` -> what the kernels call it.
@@ -38,7 +38,7 @@ _TL_DTYPE = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float
 
 
 def operand_dtype(fmt: StoredFormat, dtype: torch.dtype) -> torch.dtype:
-    """dtype of the operands of both products, for queries of `dtype` on pages of KV format `fmt`."""
+    """The operands' dtype of both products, for queries of `dtype` on pages of `fmt`."""
     return torch.float16 if fmt.quantized and dtype != torch.float32 else dtype
 
 
@@ -48,45 +48,31 @@ def execution(fmt: StoredFormat, dtype: torch.dtype) -> str:
     return f"{name} x {name} -> float32"
 
 
+# fmt: off
 def kernel_options(cache: LayerPages, q_heads: int, dtype: torch.dtype) -> dict[str, Any]:
     """The compile-time arguments of both kernels."""
     _, kv_heads, page_size, head_dim = cache.k.shape
     value_dim = cache.v.shape[3]
     return {
-        "Q_HEADS": q_heads,
-        "KV_HEADS": kv_heads,
-        "PAGE": page_size,
-        "D": head_dim,
-        "DV": value_dim,
-        "BD": triton.next_power_of_2(head_dim),
-        "BV": triton.next_power_of_2(value_dim),
-        "OPERAND": _TL_DTYPE[operand_dtype(cache.fmt, dtype)],
-        "SCALES": SCALES[cache.fmt.scale_granularity],
+        "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "PAGE": page_size, "D": head_dim, "DV": value_dim,
+        "BD": triton.next_power_of_2(head_dim), "BV": triton.next_power_of_2(value_dim),
+        "OPERAND": _TL_DTYPE[operand_dtype(cache.fmt, dtype)], "SCALES": SCALES[cache.fmt.scale_granularity],
         "EIGHT_BIT": cache.eight_bit,
     }
 
 
 def check_arguments(
-    cache: LayerPages,
-    q: Tensor,
-    table: Tensor,
-    lengths: Tensor,
-    sliding_window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    reads: Tensor | None,
+    cache: LayerPages, q: Tensor, table: Tensor, lengths: Tensor, sliding_window: int | None,
+    softcap: float | None, sinks: Tensor | None, reads: Tensor | None,
 ) -> None:
-    """ValueError for what the kernels would read wrongly, by shapes and dtypes, never by values."""
-    answer = supports(attention_needs(cache, q, sliding_window, softcap, sinks is not None))
-    if isinstance(answer, Rejected):
-        raise ValueError(answer.sentence)
+    """ValueError for shapes, dtypes and strides that the kernels would read wrongly."""
+    accept(supports(attention_needs(cache, q, sliding_window, softcap, sinks is not None)))
     check_pages(cache)
     k, v = cache.k, cache.v
     if q.shape[2] != k.shape[3] or q.stride(2) != 1:
         raise ValueError(
             f"q {tuple(q.shape)} with strides {q.stride()} and K pages {tuple(k.shape)} do not fit; q needs "
-            "K's "
-            f"head dim, dense."
+            "K's head dim, dense."
         )
     if not cache.fmt.quantized and not k.dtype == v.dtype == q.dtype:
         raise ValueError(
@@ -95,24 +81,19 @@ def check_arguments(
     if table.dtype != torch.int32 or table.stride(-1) != 1 or lengths.dtype != torch.int32:
         raise ValueError(
             f"The page table is {table.dtype} with strides {table.stride()} and the lengths are "
-            f"{lengths.dtype}; both "
-            f"must be dense int32."
+            f"{lengths.dtype}; both must be dense int32."
         )
     if len(table) != len(lengths):
-        raise ValueError(
-            f"{len(table)} rows in the page table and {len(lengths)} lengths; give one of each per sequence."
-        )
+        raise ValueError(f"{len(table)} rows in the page table and {len(lengths)} lengths must be as many.")
     if sinks is not None and (sinks.shape != (q.shape[1],) or not sinks.is_contiguous()):
-        raise ValueError(
-            f"Sinks {tuple(sinks.shape)} for {q.shape[1]} query heads; give one per head, dense."
-        )
+        raise ValueError(f"Sinks {tuple(sinks.shape)} for {q.shape[1]} query heads; give one a head, dense.")
     if reads is not None and (reads.dtype != torch.int64 or reads.shape != (2,)):
         raise ValueError(f"The read counter is {reads.dtype} {tuple(reads.shape)}; it must be [2] int64.")
 
 
 @triton.jit
 def wide_offset(index, stride):
-    """index * stride in 64 bits, whatever index's dtype: page 131,072 of 16,384 elements starts at 2^31."""
+    """index * stride in 64 bits: page 131,072 of 16,384 elements starts at 2^31."""
     return index.to(tl.int64) * stride
 
 
@@ -164,14 +145,12 @@ def attend_tile(
     visible, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr,
     BV: tl.constexpr, OPERAND: tl.constexpr, SCALES: tl.constexpr, SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr,
-):  # fmt: skip
-    """One step of the online softmax. State: acc [M, BV] in `unit`s, m [M] largest logit so far (base 2),
-    total [M] sum of weights, unit: largest V scale so far (SCALES "token" only).
+):
+    """One step of the online softmax: the new acc, m, total and unit.
 
-    j [N]: the tile's tokens. inside [N]: which of them are loaded at all; visible [M or 1, N]: which of them
-    a row sees. MASKED False: all of both. What is not inside is never multiplied with anything: it is not
-    loaded.
-    """
+    acc [M, BV] in `unit`s, m [M]: largest logit so far (base 2), total [M]: sum of weights, unit: largest V
+    scale so far (SCALES "token"). j [N]: the tile's tokens; inside [N]: those that are loaded; visible [M or
+    1, N]: those that a row sees; all if not MASKED."""
     page_at = table_ptr + j // PAGE
     page = tl.load(page_at, mask=inside, other=0) if MASKED else tl.load(page_at)
     rows = wide_offset(page, KV_HEADS * PAGE) + (kv_head * PAGE + j % PAGE)
@@ -227,7 +206,7 @@ def in_ones(acc, unit, v_scale_ptr, SCALES: tl.constexpr):
 
 @triton.jit
 def add_sink(acc, m, total, sink):
-    """acc and total with one more logit that has no value. sink: [M] or a number."""
+    """acc and total with one more logit, which has no value. sink: [M] or a number."""
     sink = widen(sink) * LOG2E
     base = tl.maximum(m, sink)
     keep = tl.exp2(m - base)

@@ -1,13 +1,9 @@
 """FP8 E4M3FN with block scales, in torch: the reference that every kernel and checkpoint must match.
 
-Weights [N, K] have one scale a 128x128 block, activations [M, K] one a row and 128 columns. Blocks at the end
-of a dimension that is no multiple of 128 are smaller: 192 columns are 128 and 64, never 96 and 96. A scale
-multiplies, also where a checkpoint calls it `weight_scale_inv`.
-
-Quantizing follows `kvbench_kernels.kv.quantize.quantize_fp8_e4m3` with a block for a row: s = amax/448 in
-float32, at least 2^-126, codes rounded to nearest even and saturated at 448, a non-finite element coded as
-NaN. Activations alone differ in one step: an element is multiplied by the float32 reciprocal of its scale,
-1/s rounded once, where a weight is divided by s."""
+Weights [N, K] have one scale a 128x128 block, activations [M, K] one a row and 128 columns. The last blocks
+of a dimension may be smaller: 192 columns are 128 and 64. A scale multiplies, also if a checkpoint calls it
+`weight_scale_inv`. Blocks are quantized as rows are by `kv.quantize.quantize_fp8_e4m3`, but elements of
+activations are multiplied by the reciprocal of their scale, rounded to float32, instead of divided."""
 
 from __future__ import annotations
 
@@ -20,9 +16,7 @@ from kvbench_kernels.launches import launched
 
 BLOCK = 128
 SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-# Rows that the reference product dequantizes at a time: whole blocks, small beside a large weight.
-REFERENCE_ROWS = 8 * BLOCK
+REFERENCE_ROWS = 8 * BLOCK  # rows that the reference product dequantizes at a time
 
 
 def blocks(size: int) -> int:
@@ -36,11 +30,7 @@ def scale_shape(n: int, k: int) -> tuple[int, int]:
 
 
 def quantize_blocks(w: Tensor) -> tuple[Tensor, Tensor]:
-    """w [N, K] float -> codes [N, K] float8_e4m3fn, scales [ceil(N/128), ceil(K/128)] float32.
-
-    The largest magnitude of a block is taken over its real elements only. An all-zero block has codes 0 and a
-    scale > 0.
-    """
+    """w [N, K] -> codes [N, K] float8_e4m3fn, scales [ceil(N/128), ceil(K/128)] float32, all > 0."""
     n, k = w.shape
     nb, kb = scale_shape(n, k)
     whole = F.pad(w.float(), (0, kb * BLOCK - k, 0, nb * BLOCK - n))
@@ -54,8 +44,7 @@ def quantize_blocks(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_blocks(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """codes [N, K], scales [ceil(N/128), ceil(K/128)] of any of `SCALE_DTYPES` -> [N, K]: product in float32,
-    one rounding.
+    """codes [N, K] times scales [ceil(N/128), ceil(K/128)] in float32, rounded once -> [N, K].
 
     Raises ValueError for scales of another shape.
     """
@@ -73,17 +62,14 @@ def _check_shape(codes: Tensor, scales: Tensor) -> None:
     if scales.shape != scale_shape(*codes.shape):
         raise ValueError(
             f"A weight of {list(codes.shape)} in {BLOCK}x{BLOCK} blocks has scales "
-            f"{list(scale_shape(*codes.shape))}; these are "
-            f"{list(scales.shape)}."
+            f"{list(scale_shape(*codes.shape))}; these are {list(scales.shape)}."
         )
 
 
 def quantize_activation_torch(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [M, K] float -> codes [M, K] float8_e4m3fn, scales [M, ceil(K/128)] float32: one a row and 128
-    columns.
+    """x [M, K] -> codes [M, K] float8_e4m3fn, scales [M, ceil(K/128)] float32: one a row and 128 columns.
 
-    Scales stand column by column in memory, each column padded to a multiple of 128
-    (`empty_activation_scales`), as matrix products that fetch them in 16-byte pieces want them.
+    Scales are stored column by column, padded to a multiple of 128 (`empty_activation_scales`).
     """
     m, k = x.shape
     kb = blocks(k)
@@ -113,11 +99,10 @@ def empty_activation_scales(m: int, k: int, device: torch.device) -> Tensor:
 
 
 def with_rows_behind(x: Tensor) -> Tensor:
-    """x [M, columns] with the rows that lie behind it in memory, up to a multiple of 128; x itself where
-    there is no room.
+    """x [M, columns] with the undefined rows behind it, up to a multiple of 128; x itself without room there.
 
-    What those rows hold is undefined. A tile that reaches beyond x reads them faster than the copy engine
-    makes up zeros: a product of 65 rows took 1.2 to 1.5 times that of 128 (docs/notes.md).
+    A tile reads these rows faster than the copy engine fills in zeros: a product of 65 rows took 1.2 to 1.5
+    times as long as one of 128 (docs/notes.md).
     """
     rows = blocks(len(x)) * BLOCK
     last = x.storage_offset() + (rows - 1) * x.stride(0) + (x.shape[1] - 1) * x.stride(1)
@@ -130,8 +115,7 @@ def fp8_dequantize_matmul_torch(
 ) -> Tensor:
     """The reference product: x [M, K] times the dequantized weight [N, K] (rounded to x's dtype) -> [M, N].
 
-    Only `REFERENCE_ROWS` rows of the weight exist in x's dtype at a time. Raises ValueError for scales of
-    another shape.
+    `REFERENCE_ROWS` rows of the weight exist in x's dtype at a time. ValueError for scales of another shape.
     """
     _check_shape(codes, scales)
     n = codes.shape[0]

@@ -1,6 +1,4 @@
-"""An FP8 linear layer: y[M, N] = x[M, K] @ (codes * block scales)[N, K]^T + bias[N], by the path that
-`fp8_route` names.
-"""
+"""An FP8 linear layer, y[M, N] = x[M, K] @ (codes * block scales)[N, K]^T + bias[N], as `fp8_route` says."""
 
 from __future__ import annotations
 
@@ -20,11 +18,10 @@ from kvbench_kernels.support import GEMMS, interpreting
 def fp8_linear(
     x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None, gemm: str = "auto"
 ) -> Tensor:
-    """x [M, K] float, codes [N, K] float8_e4m3fn, scales [ceil(N/128), ceil(K/128)], bias [N] or None -> [M,
-    N] in x's dtype.
+    """x [M, K], codes [N, K] float8_e4m3fn, scales [ceil(N/128), ceil(K/128)], bias [N] -> [M, N] like x.
 
-    gemm: one of `support.GEMMS`. M = 0 gives an empty result. Every launch is recorded with (M, N, K)
-    (`kvbench_kernels.launches`). Raises ValueError for shapes, dtypes or layouts that no path takes.
+    gemm: one of `support.GEMMS`. Every launch is recorded with (M, N, K) (`kvbench_kernels.launches`). Raises
+    ValueError for shapes, dtypes or layouts that no path takes.
     """
     _check(x, codes, scales, bias, gemm)
     (m, k), n = x.shape, codes.shape[0]
@@ -40,7 +37,7 @@ def fp8_linear(
 
 @cache
 def target_of(device: torch.device) -> Target:
-    """What runs the products of tensors on `device`."""
+    """What computes the products of tensors on `device`."""
     if device.type != "cuda":
         return "interpreter" if interpreting() else "torch"
     capability = torch.cuda.get_device_capability(device)
@@ -83,9 +80,7 @@ def _check(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, gemm: 
     if gemm not in GEMMS:
         raise ValueError(f"gemm {gemm!r} is unknown; choose one of {', '.join(GEMMS)}.")
     if codes.dim() != 2:
-        raise ValueError(
-            f"codes is {list(codes.shape)}; expected [N, K]. Quantize the weight with quantize_blocks."
-        )
+        raise ValueError(f"codes is {list(codes.shape)}; expected [N, K], as quantize_blocks makes them.")
     n, k = codes.shape
     expect("codes", codes, (n, k), (torch.float8_e4m3fn,), codes.device)
     if x.dim() != 2 or x.shape[1] != k or not x.is_floating_point():

@@ -1,12 +1,12 @@
-"""Which path computes an FP8 linear layer, by (M, N, K). Pure: no torch, no triton.
+"""Which path computes an FP8 linear layer, by (M, N, K). Imports no torch and no triton.
 
-    reference   dequantize the weight, a strip of rows at a time, and multiply in x's dtype
+    reference   dequantize the weight, some rows at a time, and multiply in x's dtype
     w8a16       the weight stays FP8 and is widened in registers; x stays as it is
     w8a8        x is quantized too, one scale a row and 128 columns; FP8 tensor cores
     hopper      as w8a8, by the kernel for compute capability 9.0
 
-W8A16 and W8A8 are other numbers: relative errors against the dequantized weight are about 1.7e-3 and 2.6e-2
-in bfloat16 (H200, docs/results.md)."""
+Relative errors of W8A16 and W8A8 against the dequantized weight are about 1.7e-3 and 2.6e-2 in bfloat16
+(H200, docs/results.md)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from kvbench_kernels.gemm.w8a16_config import supports_w8a16
 from kvbench_kernels.support import Accepted, Rejected
 
 Path = Literal["reference", "w8a16", "w8a8", "hopper"]
-# Where a product runs: torch alone (a CPU, or a GPU without E4M3), Triton's interpreter, a CUDA device from
-# compute capability 8.9 on, one of 9.0.
+# torch alone (a CPU, or a GPU without E4M3), Triton's interpreter, a GPU of compute capability 8.9 and more,
+# one of 9.0.
 Target = Literal["torch", "interpreter", "cuda", "hopper"]
 
-# The paths that quantize x; to ask for "w8a8" is to ask for one of them.
+# The paths that quantize x; gemm "w8a8" asks for one of them.
 W8A8: frozenset[Path] = frozenset({"w8a8", "hopper"})
 
-# What the names of the kernels begin with that multiply, by path.
+# Beginnings of the names of multiplying kernels.
 _KERNELS: dict[str, Path] = {
     "fp8_dequantize_matmul": "reference",
     "w8a16": "w8a16",
@@ -40,7 +40,7 @@ _SUPPORTS: dict[Path, Callable[[int, int, int, str], Accepted | Rejected]] = {
     "hopper": supports_hopper_gemm,
 }
 
-# The fastest path by (N, K): up to so many rows of x, quantization included.
+# (N, K) -> (rows of x up to, fastest path, quantization included).
 # H200, torch 2.11.0, triton 3.6.0, 2026-11-30, bfloat16; docs/notes.md has the sweep.
 Ranges = tuple[tuple[int, Path], ...]
 _ALL = 1 << 62
@@ -57,8 +57,8 @@ _PORTABLE: Ranges = ((32, "w8a16"), (_ALL, "w8a8"))  # where there is no Hopper 
 def route(m: int, n: int, k: int, dtype: str, target: Target, gemm: str = "auto") -> Path:
     """The path of x [m, k] times a weight [n, k]. dtype: of x; gemm: one of `support.GEMMS`.
 
-    A path that was asked for and does not take the product leaves it to `reference`; so does "auto" in
-    float32, which is for comparison and not for speed. "w8a8" is the fastest of the paths that quantize x.
+    If the requested path does not take the product, or for "auto" in float32, the path is `reference`. "w8a8"
+    is the fastest path that quantizes x.
     """
     if target == "torch" or gemm == "reference" or (gemm == "auto" and dtype == "float32"):
         return "reference"
@@ -75,5 +75,5 @@ def route(m: int, n: int, k: int, dtype: str, target: Target, gemm: str = "auto"
 
 
 def path_of_kernel(name: str) -> Path | None:
-    """The path that a multiplying kernel belongs to, by its name; None for a stranger's."""
+    """The path of a multiplying kernel by its name; None for any other kernel."""
     return next((path for start, path in _KERNELS.items() if name.startswith(start)), None)

@@ -205,8 +205,8 @@ def w8a16_vector(  # type: ignore
     kept = rows < n - first
     columns = tl.arange(0, BLOCK_K)
     # Rows beyond the weight read its last row again and are never stored.
-    read = tl.minimum(rows, n - first - 1)[:, None]
-    pointers = codes + first.to(tl.int64) * k + read * k + columns[None, :]
+    pointers = codes + first.to(tl.int64) * k
+    pointers = pointers + tl.minimum(rows, n - first - 1)[:, None] * k + columns[None, :]
     # A tile starts at a multiple of its height, so that all its rows are in one block of 128.
     scales += (first // 128).to(tl.int64) * tl.cdiv(k, 128)
     steps = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLITS)

@@ -1,7 +1,6 @@
-"""Dequantize pages into contiguous K and V, in one launch: the input of an attention without pages.
+"""Dequantize pages into contiguous K and V, in one launch, for an attention without pages.
 
-One program takes some tokens of one head of one sequence, of K or of V (axis 1 of the grid). It is bound by
-memory: every code is read once and every value written once, 16 bytes a thread at a time."""
+One program takes some tokens of one head of one sequence, of K or of V (axis 1 of the grid)."""
 
 from __future__ import annotations
 
@@ -17,15 +16,15 @@ from kvbench_kernels.launches import launched
 TILE = 4096  # elements a program takes, 32 a thread
 
 
+# fmt: off
 def paged_gather(
     cache: LayerPages, table: Tensor, length: int, dtype: torch.dtype, reads: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The first `length` tokens of the sequences whose page tables are table [B, P], in `dtype`.
 
     Returns k [B, Hkv, length, D] and v [B, Hkv, length, Dv], contiguous: codes * scale in float32, rounded
-    once, as `quantize.dequantize` does. Columns of the table beyond the length are not read. reads [2] int64:
-    the kernel adds B * length to reads[0], and to reads[1] where K and V are stored in 8 bits. ValueError for
-    a table that is too short and for tensors that do not fit.
+    once. Columns of the table beyond the length are not read. reads [2] int64: B * length is added to
+    reads[0], and to reads[1] if K and V are stored in 8 bits. ValueError for other arguments.
     """
     check_gather(cache, table, length)
     k_pages, v_pages = cache.k, cache.v
@@ -44,17 +43,17 @@ def paged_gather(
         table.stride(0), FMT=fmt.name, E4M3=fmt.payload_dtype == "float8_e4m3fn", ROW_SCALE=fmt.scale_per_row,
         HEADS=heads, DIM=dim, VALUE_DIM=value_dim, PAGE_SIZE=page_size, TOKENS=tokens, BLOCK=block,
         VALUE_BLOCK=value_block, num_warps=4,
-    )  # fmt: skip
+    )
     launched(f"kv_gather_{fmt.name}", compiled)
     return k, v
 
 
 def _kernel_name(kernel: object) -> str:
-    """The name that a profiler shows: `kv_gather_int8_sym`."""
+    """The name in a profile: `kv_gather_int8_sym`."""
     return f"kv_gather_{kernel.constants['FMT']}"  # type: ignore[attr-defined]
 
 
-# fmt: off
+
 @triton.jit(repr=_kernel_name, do_not_specialize=["length", "tiles", "table_row"])  # type: ignore[untyped-decorator]
 def _kv_gather(  # type: ignore[no-untyped-def]
     k_pages, v_pages, k_scale, v_scale, table, k, v, reads, length, tiles, table_row,
@@ -104,4 +103,3 @@ def _gather_rows(  # type: ignore[no-untyped-def]
             scale = tl.load(scales)
         x = narrow(values * scale, out.dtype.element_ty)
     tl.store(out + (line * length + token)[:, None] * DIM + d, x, mask=mask)
-# fmt: on

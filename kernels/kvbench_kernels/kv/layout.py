@@ -1,4 +1,4 @@
-"""The tensors of a paged cache, and their checks before a kernel gets their addresses."""
+"""The tensors of a paged cache, their checks before a kernel gets their addresses, and flat offsets."""
 
 from __future__ import annotations
 
@@ -9,21 +9,15 @@ from torch import Tensor
 
 from kvbench_kernels.support import AttentionNeeds, StoredFormat, interpreting
 
-DTYPES = {
-    "int8": torch.int8,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
+DTYPES = {name: getattr(torch, name) for name in ("int8", "float8_e4m3fn", "float16", "float32")}
 NATIVE = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class LayerPages(NamedTuple):
-    """One layer's K and V in pages: what every paged kernel takes.
+    """One layer's K and V in pages, as every paged kernel takes them.
 
-    k [pages, Hkv, page_size, D], v [pages, Hkv, page_size, Dv]; scales [pages, Hkv, page_size] where the
-    format has one per row, [1] where it has one per tensor, else None. All are contiguous: kernels compute
-    every address from the sizes.
+    k [pages, Hkv, page_size, D], v [pages, Hkv, page_size, Dv]; scales [pages, Hkv, page_size] if the format
+    has one per row, [1] if one per tensor, else None. All are contiguous.
     """
 
     fmt: StoredFormat
@@ -55,28 +49,25 @@ class LayerPages(NamedTuple):
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def paged(self) -> dict[str, Tensor]:
-        """Those whose first axis is the page; a static scale belongs to no page."""
+        """The tensors whose first axis is the page, so without static scales."""
         return {name: tensor for name, tensor in self.tensors().items() if tensor.ndim > 1}
 
     def static_scale(self, sides: str) -> Tensor | None:
-        """The given scales of "k", "v" or "kv" as [sides, 1, 1, 1]; None where the format has none per
-        tensor.
-        """
+        """The given scales of "k", "v" or "kv" as [sides, 1, 1, 1]; None if there is none per tensor."""
         scales = [scale for _, scale in map(self.side, sides) if scale is not None and scale.ndim == 1]
         return torch.cat(scales).view(-1, 1, 1, 1) if scales else None
 
 
 def check_pages(cache: LayerPages) -> None:
-    """ValueError where a tensor does not fit the KV format. Looks at shapes and dtypes, never at values."""
+    """ValueError if a tensor's shape, dtype or layout does not fit the KV format."""
     fmt = cache.fmt
     accepted = (DTYPES[fmt.payload_dtype],) if fmt.payload_dtype else NATIVE
     rows = cache.k.shape[:3]
     for name, (pages, scale) in zip("kv", cache.sides(), strict=True):
         if pages.ndim != 4 or pages.shape[:3] != rows or not pages.is_contiguous():
             raise ValueError(
-                f"{name}_pages must be contiguous [pages, Hkv, page_size, head dim], with the same pages "
-                "for K and V; "
-                f"got {list(pages.shape)} with strides {list(pages.stride())}, and K's are "
+                f"{name}_pages must be contiguous [pages, Hkv, page_size, head dim], with the same pages for "
+                f"K and V; got {list(pages.shape)} with strides {list(pages.stride())}, and K's are "
                 f"{list(cache.k.shape)}."
             )
         if pages.dtype not in accepted:
@@ -88,12 +79,9 @@ def check_pages(cache: LayerPages) -> None:
             continue
         shape, dtype = rows if fmt.scale_per_row else torch.Size([1]), DTYPES[fmt.scale_dtype]
         if scale is None or (scale.dtype, scale.shape) != (dtype, shape) or not scale.is_contiguous():
-            given = (
-                "None" if scale is None else f"{scale.dtype} {list(scale.shape)}, strides {scale.stride()}"
-            )
+            got = "None" if scale is None else f"{scale.dtype} {list(scale.shape)}, strides {scale.stride()}"
             raise ValueError(
-                f"{name}_scale of KV format {fmt.name!r} must be contiguous {dtype} {list(shape)}; got "
-                f"{given}."
+                f"{name}_scale of KV format {fmt.name!r} must be contiguous {dtype} {list(shape)}; got {got}."
             )
 
 
@@ -101,12 +89,10 @@ def attention_needs(
     cache: LayerPages, q: Tensor, sliding_window: int | None, softcap: float | None, sinks: bool
 ) -> AttentionNeeds:
     """What attention of q [N, Hq, D] over these pages asks of the kernels."""
-    _, kv_heads, page_size, head_dim = cache.k.shape
-    dtype = str(q.dtype).removeprefix("torch.")
-    return AttentionNeeds(
-        cache.fmt, q.shape[1], kv_heads, head_dim, cache.v.shape[3], page_size, dtype, q.device.type,
-        interpreting(), sliding_window, softcap, sinks,
-    )  # fmt: skip
+    _, kv_heads, page_size, dim = cache.k.shape
+    sizes = (q.shape[1], kv_heads, dim, cache.v.shape[3], page_size)
+    where = (str(q.dtype).removeprefix("torch."), q.device.type, interpreting())
+    return AttentionNeeds(cache.fmt, *sizes, *where, sliding_window, softcap, sinks)
 
 
 def check_write(cache: LayerPages, k: Tensor, v: Tensor, slots: Tensor, health: Tensor) -> None:
@@ -121,15 +107,13 @@ def check_write(cache: LayerPages, k: Tensor, v: Tensor, slots: Tensor, health: 
         if x.dtype not in NATIVE or x.shape[1:] != (pages.shape[1], pages.shape[3]):
             raise ValueError(
                 f"{name} is {x.dtype} {list(x.shape)}; pages {list(pages.shape)} take float16, bfloat16 or "
-                "float32 "
-                f"[N, {pages.shape[1]}, {pages.shape[3]}]."
+                f"float32 [N, {pages.shape[1]}, {pages.shape[3]}]."
             )
     dense = slots.dtype == torch.int64 and slots.stride(0) == 1
     if not dense or health.shape != (3,) or health.dtype != torch.int64:
         raise ValueError(
             f"slots must be dense int64 and health int64 [3]; got {slots.dtype} with stride "
-            f"{slots.stride(0)}, "
-            f"and {health.dtype} {list(health.shape)}."
+            f"{slots.stride(0)}, and {health.dtype} {list(health.shape)}."
         )
 
 
@@ -152,3 +136,11 @@ def unsigned(pages: Tensor) -> Tensor:
 def signed(pages: Tensor) -> Tensor:
     """E4M3 as int8: its codes are decoded with integers."""
     return pages.view(torch.int8) if pages.dtype == torch.float8_e4m3fn else pages
+
+
+def flat_offset(index: Tensor, stride: int, within: Tensor | int = 0) -> Tensor:
+    """index * stride + within as int64, whatever integer dtype `index` has.
+
+    A K page of 16 tokens, 8 heads of 128 has 16,384 elements, so page 131,072 already starts at 2^31.
+    """
+    return index.to(torch.int64) * stride + within

@@ -1,19 +1,15 @@
 """Reference quantizers for KV rows in torch. Every faster kernel must match their bytes.
 
-Layout: `x [..., D]` in float32, float16 or bfloat16; one row is the last axis. Nothing here reads a value
-back to the host: counts are 0-dim int64 tensors on x's device, so that a decode step over many layers never
-waits for it.
-
-Three rules make the bytes the same everywhere:
+A row is the last axis of `x [..., D]` in float32, float16 or bfloat16. Nothing is read back to the host:
+counts are 0-dim int64 tensors on x's device. Three rules make the bytes the same everywhere:
 
 - A division is float32, correctly rounded, and by a tensor. torch on CUDA turns `x / python_number` into a
   multiplication by the reciprocal, which differs in the last bit.
 - E4M3 values are clamped before the cast: eager torch below 2.12 casts a finite overflow to NaN.
-- A row's scale comes from its finite elements only. A non-finite element is counted and never becomes a
-  plausible value: its code is 0 in INT8, which has no NaN, and 0x7F (NaN) in E4M3.
+- A row's scale comes from its finite elements only. A non-finite element is counted; its code is 0 in INT8,
+  which has no NaN, and 0x7F (NaN) in E4M3.
 
-A stored dynamic scale is always > 0, also for an all-zero row (its codes are 0, so it dequantizes to exactly
-0 with any scale). A scale of 0 in a store therefore means one thing only: it was never written."""
+A stored dynamic scale is always > 0, also for a row of zeros. A scale of 0 was therefore never written."""
 
 from __future__ import annotations
 
@@ -29,17 +25,16 @@ E4M3_MAX = 448.0
 E4M3_TIE = 464.0  # halfway to the next step (480): up to here rounding alone gives 448
 FP16_MAX = 65504.0
 FP16_MAX_BITS = 0x7BFF
-E4M3_MIN_SCALE = 2.0**-126  # smallest normal float32: amax/448 of a tinier row would underflow towards 0
+E4M3_MIN_SCALE = 2.0**-126  # smallest normal float32
 
 
 @dataclass(frozen=True)
 class Quantized:
     """The result of a quantizer for `x [..., D]`. The counts are 0-dim int64 tensors.
 
-    codes: [..., D] in the storage dtype. scales: [...] in the scale dtype, None where the format stores none
-    per row. clipped: finite elements beyond the largest code under a given static scale. nonfinite: NaN and
-    infinities in x. overflow: rows whose scale does not fit FP16 (stored as 65504, so their elements are
-    clipped; the caller must fail on it).
+    codes: [..., D] in the storage dtype. scales: [...] in the scale dtype, None if the format has none per
+    row. clipped: finite elements beyond the largest code under a static scale. nonfinite: NaN and infinities
+    in x. overflow: rows whose scale exceeds FP16 and is stored as 65504; the caller must fail on it.
     """
 
     codes: Tensor
@@ -49,14 +44,13 @@ class Quantized:
     overflow: Tensor
 
 
-# Name of a KV format -> its quantizer, a function of x and of the given scale (None where the format computes
-# its own).
+# KV format -> its quantizer, a function of x and of the given scale (None if the format computes its own).
 QUANTIZE: dict[str, Callable[[Tensor, Tensor | None], Quantized]] = {}
 _F = TypeVar("_F", bound=Callable[..., Quantized])
 
 
 def quantizer(fmt: str, *, given_scale: bool = False) -> Callable[[_F], _F]:
-    """Register a function of x, and of the scale where one is given, as the quantizer of a KV format."""
+    """Register the quantizer of a KV format, a function of x and, with given_scale, of the scale."""
 
     def register(function: _F) -> _F:
         def quantize(x: Tensor, scale: Tensor | None) -> Quantized:
@@ -79,10 +73,9 @@ def quantize_native(x: Tensor) -> Quantized:
 
 @quantizer("int8_sym")
 def quantize_int8_sym(x: Tensor) -> Quantized:
-    """Symmetric INT8 a row: s = amax/127 rounded up to FP16, q = round-half-even(x/s) in [-127, 127].
+    """Symmetric INT8 a row: s = amax/127 rounded up to FP16, at least 2^-24; q = round-half-even(x/s).
 
-    Rounding up keeps amax/s <= 127, so the range never clips; a row too small for FP16 gets 2^-24, its
-    smallest positive number. |x - q*s| <= s/2, plus one float32 rounding of x/s (at most s * 2^-18).
+    |q| <= 127, as s is rounded up. |x - q*s| <= s/2, plus one float32 rounding of x/s (at most s * 2^-18).
     """
     values, broken = _finite_values(x)
     wanted = values.abs().amax(-1) / _scalar(INT8_MAX, x)
@@ -109,9 +102,9 @@ def quantize_fp8_e4m3(x: Tensor) -> Quantized:
 
 @quantizer("int8_static", given_scale=True)
 def quantize_int8_static(x: Tensor, scale: Tensor) -> Quantized:
-    """Symmetric INT8 with a given float32 scale, on x's device: q = clamp(round-half-even(x/scale)).
+    """Symmetric INT8 with a given float32 scale that broadcasts over x: q = clamp(round-half-even(x/scale)).
 
-    scale: 0-dim or [1]; any shape that broadcasts over x works. Clipped: what rounds beyond 127.
+    Clipped: what rounds beyond 127.
     """
     values, broken = _finite_values(x)
     rounded = (values / scale).round_()
@@ -123,10 +116,7 @@ def quantize_int8_static(x: Tensor, scale: Tensor) -> Quantized:
 
 @quantizer("fp8_e4m3_static", given_scale=True)
 def quantize_fp8_e4m3_static(x: Tensor, scale: Tensor) -> Quantized:
-    """E4M3FN with a given float32 scale, on x's device, saturated at 448.
-
-    scale: as in quantize_int8_static. Clipped: what rounding alone would take beyond 448, so from above 464.
-    """
+    """E4M3FN with a given float32 scale that broadcasts over x, saturated at 448. Clipped: above 464."""
     values, broken = _finite_values(x)
     scaled = values / scale
     clipped = (scaled.abs() > E4M3_TIE).sum()
@@ -134,33 +124,29 @@ def quantize_fp8_e4m3_static(x: Tensor, scale: Tensor) -> Quantized:
 
 
 def dequantize(codes: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Stored codes in `dtype`: codes * scale in float32, rounded once.
+    """codes [..., D] * scale in float32, rounded once to `dtype`.
 
-    codes [..., D]; scale [...] where one is stored per row, one element where it is given for all, None for
-    native. ValueError for 8-bit codes without a scale and for scales of another shape.
+    scale: [...], one element for all, or None for native. ValueError for 8-bit codes without a scale and for
+    scales of another shape.
     """
     if scale is None:
         if codes.element_size() == 1:
             raise ValueError(f"Codes in {codes.dtype} need their scale to be dequantized; none was given.")
         return codes.to(dtype)
     if scale.numel() > 1 and scale.shape != codes.shape[:-1]:
-        raise ValueError(
-            f"Scales {list(scale.shape)} do not fit codes {list(codes.shape)}; give one per row."
-        )
+        raise ValueError(f"Scales {list(scale.shape)} do not fit codes {list(codes.shape)}; give one a row.")
     values = e4m3_to_float(codes) if codes.dtype == torch.float8_e4m3fn else codes.float()
     per_row = scale.float().reshape(() if scale.numel() == 1 else (*scale.shape, 1))
     return (values * per_row).to(dtype)
 
 
 def e4m3_to_float(codes: Tensor) -> Tensor:
-    """Exactly `codes.float()`, some five times as fast as torch's CPU cast, which goes element by element."""
+    """Exactly `codes.float()`, about five times as fast as torch's cast on a CPU."""
     if codes.device.type != "cpu":
         return codes.float()
-    # The 7 bits of exponent and mantissa, shifted under those of FP16, whose bias is 8 larger; the sign
-    # extends.
+    # The 7 bits of exponent and mantissa, shifted under those of FP16, whose bias is 8 larger.
     half = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)
-    # Only 0x7F, the NaN, carries into the exponent's top bit when one unit is added, and FP16 calls that NaN
-    # too.
+    # Only 0x7F, the NaN, carries into the exponent's top bit when one unit is added; that is FP16's NaN too.
     half.bitwise_or_((half + 0x80).bitwise_and_(0x4000))
     return half.view(torch.float16).float().mul_(256.0)
 

@@ -1,11 +1,8 @@
 """Quantize K and V rows and scatter them into the paged cache, in one launch.
 
-The stored bytes are those of `quantize.py`, bit for bit: the same three rules, with the same instructions on
-a GPU and in Triton's interpreter (`convert.py`).
-
-One program takes ROWS rows (one row = one token's one head) of K or of V: axis 1 of the grid says which. Rows
-are numbered through all tokens and heads, so that any number of heads fills a program, and a row is reduced
-inside a warp."""
+The stored bytes are those of `quantize.py`, bit for bit, on a GPU and in Triton's interpreter (`convert.py`).
+One program takes ROWS rows (a row is one head of one token) of K or of V (axis 1 of the grid). Rows are
+numbered through all tokens and heads, so that any number of heads fills a program."""
 
 from __future__ import annotations
 
@@ -17,19 +14,18 @@ from kvbench_kernels.kv.convert import encode_e4m3, encode_int8, narrow, widen
 from kvbench_kernels.kv.layout import LayerPages, check_write, unsigned
 from kvbench_kernels.launches import launched
 
-# Elements a program takes. A correctly rounded division branches, so a thread does its divisions one after
-# the other: while the GPU has room for more programs a thread gets 4 elements, from 2^20 elements on 16 (two
-# 16-byte loads).
+# Elements a program takes. Correctly rounded divisions branch, so a thread does them in sequence: it gets 4
+# elements while the GPU has room for more programs, and 16 (two 16-byte loads) from 2^20 elements on.
 SMALL_TILE, TILE, MANY = 512, 2048, 2**20
 
 
+# fmt: off
 def paged_write(cache: LayerPages, k: Tensor, v: Tensor, slots: Tensor, health: Tensor) -> None:
     """Quantize k [N, Hkv, D] and v [N, Hkv, Dv] (any strides) into the slots [N] int64 of the pages.
 
-    A slot is page * page_size + offset. A row with a negative slot is neither stored nor counted. A slot
-    beyond the pages is the caller's error: nothing is read back to check it. Scales per row are written, a
-    given one is read. health [3] int64: (clipped, nonfinite, overflow) as `Quantized` defines them are added
-    to it; native counts nothing. ValueError for tensors that do not fit each other.
+    A slot is page * page_size + offset; rows with a negative slot are neither stored nor counted, and slots
+    beyond the pages are not detected. health [3] int64: clipped, nonfinite and overflow of `Quantized` are
+    added, except for native. ValueError for tensors that do not fit each other.
     """
     check_write(cache, k, v, slots, health)
     tokens, heads, dim = k.shape
@@ -46,16 +42,16 @@ def paged_write(cache: LayerPages, k: Tensor, v: Tensor, slots: Tensor, health: 
         k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
         FMT=fmt, HEADS=heads, DIM=dim, VALUE_DIM=value_dim, PAGE_SIZE=cache.page_size, ROWS=rows_each,
         BLOCK=block, VALUE_BLOCK=value_block, num_warps=4,
-    )  # fmt: skip
+    )
     launched(f"kv_write_{fmt}", compiled)
 
 
 def _kernel_name(kernel: object) -> str:
-    """The name that a profiler shows: `kv_write_int8_sym`."""
+    """The name in a profile: `kv_write_int8_sym`."""
     return f"kv_write_{kernel.constants['FMT']}"  # type: ignore[attr-defined]
 
 
-# fmt: off
+
 @triton.jit(repr=_kernel_name, do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def _kv_write(  # type: ignore[no-untyped-def]
     k, v, slots, k_pages, v_pages, k_scale, v_scale, health, rows,
@@ -111,8 +107,7 @@ def _write_rows(  # type: ignore[no-untyped-def]
             counted = broken & False
         else:
             scaled = tl.math.div_rn(values, tl.load(scales))
-            # What rounds beyond the largest code: 127.5 and 464 are the ties, the first goes up, the second
-            # down.
+            # What rounds beyond the largest code: the tie 127.5 goes up, the tie 464 down.
             counted = tl.abs(scaled) >= 127.5 if FMT == "int8_static" else tl.abs(scaled) > 464.0
         if FMT == "int8_sym" or FMT == "int8_static":
             codes = encode_int8(tl.minimum(tl.maximum(scaled, -127.0), 127.0))
@@ -126,12 +121,12 @@ def _write_rows(  # type: ignore[no-untyped-def]
         if total > 0:
             tl.atomic_add(health + (2 if FMT == "int8_sym" else 0), (total >> 16).to(tl.int64), sem="relaxed")
             tl.atomic_add(health + 1, (total & 0xFFFF).to(tl.int64), sem="relaxed")
-# fmt: on
+
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _columns(rows, d, DIM: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The mask [ROWS, BLOCK] of those rows; without a compare a column where the row fills its block."""
+    """The mask [ROWS, BLOCK] of rows, without a compare if a row fills its block."""
     return rows[:, None] if DIM == BLOCK else rows[:, None] & (d < DIM)
 
 

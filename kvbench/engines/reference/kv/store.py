@@ -18,7 +18,7 @@ from kvbench.engines.reference.kv.pages import Copy, PageTable
 from kvbench.engines.reference.kv.swap import HostPages, Transfer, copy_in, copy_out
 from kvbench.errors import UsageError
 from kvbench.formats.kv import KVFormat, KVShape, StoredBytes, pages_for
-from kvbench_kernels.kv.offsets import flat_offset
+from kvbench_kernels.kv.layout import flat_offset
 
 HEALTH = ("clipped", "nonfinite", "overflow")
 
