@@ -1,5 +1,4 @@
-"""One or two examples a command, which end its help. A test parses all of them, and runs those that take no
-measuring."""
+"""One or two examples a command, which end its help. A test parses all and runs those that are cheap."""
 
 from __future__ import annotations
 
@@ -41,11 +40,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def epilog(command: str) -> str | None:
-    """The end of a command's help, a line an example; \\b keeps the help's printer from filling the lines
-    anew."""
-    examples = EXAMPLES.get(command)
-    if not examples:
+    """The end of a command's help, a line an example; \\b keeps the help's printer from joining the lines."""
+    if not (examples := EXAMPLES.get(command)):
         return None
-    return "\n".join(
-        ["\b", f"Example{'s' if len(examples) > 1 else ''}:", *(f"  {line}" for line in examples)]
-    )
+    head = f"Example{'s' if len(examples) > 1 else ''}:"
+    return "\n".join(["\b", head, *(f"  {line}" for line in examples)])

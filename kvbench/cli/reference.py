@@ -7,8 +7,7 @@ compares the pages with the product: write them again after a change of a comman
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -42,9 +41,6 @@ def page(title: str, introduction: str, sections: Sequence[tuple[str, str]]) -> 
     return "\n\n".join(parts) + "\n"
 
 
-# cli.md
-
-
 def cli_page() -> str:
     """Every command with its arguments, options and examples."""
     from kvbench.cli.main import app
@@ -54,58 +50,39 @@ def cli_page() -> str:
         "All commands, in the order of `kvbench --help`. What each is for, with examples of its output: "
         "[running.md](../running.md). Exit codes: [running.md](../running.md#exit-codes)."
     )
-    return page(
-        "Command line", introduction, [(name, _command(command)) for name, command in commands.items()]
-    )
+    return page("Command line", introduction, [(name, _command(one)) for name, one in commands.items()])
 
 
 def _command(command: click.Command) -> str:
     context = click.Context(command)
-    parameters = [p for p in command.params if p.name != "help"]
-    arguments = [p for p in parameters if p.param_type_name == "argument"]
-    options = [p for p in parameters if p.param_type_name == "option"]
-    paragraphs = [" ".join(text.split()) for text in (command.help or "").split("\n\n")]
-    parts = paragraphs
-    if arguments:
-        rows = [(f"`{_metavar(p, context)}`", _default(p), _help(p)) for p in arguments]
-        parts = [*parts, table(("argument", "default", "meaning"), rows)]
-    if options:
-        rows = [(_flags(p, context), _default(p), _help(p)) for p in options]
-        parts = [*parts, table(("option", "default", "meaning"), rows)]
+    parts = [" ".join(text.split()) for text in (command.help or "").split("\n\n")]
+    for kind in ("argument", "option"):
+        own = [p for p in command.params if p.param_type_name == kind and p.name != "help"]
+        if own:
+            rows = [(_named(p, context), _default(p), _help(p)) for p in own]
+            parts.append(table((kind, "default", "meaning"), rows))
     examples = [line.strip() for line in (command.epilog or "").splitlines() if line.startswith("  ")]
     return "\n\n".join([*parts, "\n".join(["```sh", *examples, "```"])])
 
 
-def _metavar(parameter: click.Parameter, context: click.Context) -> str:
-    return parameter.metavar or parameter.make_metavar(context).strip("{}<>[].").upper()
-
-
-def _flags(option: click.Parameter, context: click.Context) -> str:
-    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    return names if getattr(option, "is_flag", False) else f"{names} `{_metavar(option, context)}`"
+def _named(parameter: click.Parameter, context: click.Context) -> str:
+    value = f"`{parameter.metavar or parameter.make_metavar(context).strip('{}<>[].').upper()}`"
+    if parameter.param_type_name == "argument":
+        return value
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    return names if getattr(parameter, "is_flag", False) else f"{names} {value}"
 
 
 def _default(parameter: click.Parameter) -> str:
+    value = parameter.default
     if parameter.required:
         return "required"
-    value = parameter.default
-    if (
-        value is None
-        or value == []
-        or value is False
-        or callable(value)
-        or not isinstance(value, str | int | float | Path)
-    ):
-        return ""
-    return f"`{value}`"
+    return f"`{value}`" if isinstance(value, str | int | float | Path) and value is not False else ""
 
 
 def _help(parameter: click.Parameter) -> str:
     text = getattr(parameter, "help", None) or ""
     return f"{text} (environment: `{parameter.envvar}`)" if parameter.envvar else text
-
-
-# schema.md
 
 
 def schema_page() -> str:
@@ -119,21 +96,18 @@ def schema_page() -> str:
         "How to write a matrix: [matrices.md](../matrices.md); a gate: [gates.md](../gates.md); "
         "what the files of a run are for: [report.md](../report.md#the-files-of-a-run)."
     )
-    sections = [(key, _accepted(part), part.get("description", "")) for key, part in matrix.items()]
-    return page(
-        "Keys and files",
-        introduction,
-        [
-            ("Matrix: sections", table(("section", "accepts", "meaning"), _quoted(sections))),
-            ("Matrix: cell keys", _keys(cell)),
-            ("Matrix: model", _keys(_alternative(matrix["model"], "properties"))),
-            ("Matrix: runners and their options", runners),
-            ("Gate", _flat(gate)),
-            ("Record: `records/KEY.json`", _flat(record_schema())),
-            ("Manifest: `run.json`", _flat(manifest_schema())),
-            ("Results: `results.json`", _flat(results_schema())),
-        ],
+    rows = [(f"`{key}`", _accepted(part), part.get("description", "")) for key, part in matrix.items()]
+    sections = (
+        ("Matrix: sections", table(("section", "accepts", "meaning"), rows)),
+        ("Matrix: cell keys", _keys(cell)),
+        ("Matrix: model", _keys(_alternative(matrix["model"], "properties"))),
+        ("Matrix: runners and their options", runners),
+        ("Gate", _flat(gate)),
+        ("Record: `records/KEY.json`", _flat(record_schema())),
+        ("Manifest: `run.json`", _flat(manifest_schema())),
+        ("Results: `results.json`", _flat(results_schema())),
     )
+    return page("Keys and files", introduction, sections)
 
 
 def _runner(name: str, part: Schema) -> str:
@@ -143,24 +117,15 @@ def _runner(name: str, part: Schema) -> str:
 
 
 def _keys(parts: dict[str, Schema]) -> str:
-    rows = [
-        (
-            name,
-            _accepted(part),
-            _value(part["default"]) if "default" in part else "",
-            part.get("description", ""),
-        )
-        for name, part in parts.items()
-    ]
-    return table(("key", "accepts", "default", "meaning"), [(f"`{row[0]}`", *row[1:]) for row in rows])
+    rows = []
+    for name, part in parts.items():
+        default = _value(part["default"]) if "default" in part else ""
+        rows.append((f"`{name}`", _accepted(part), default, part.get("description", "")))
+    return table(("key", "accepts", "default", "meaning"), rows)
 
 
 def _flat(schema: Schema) -> str:
-    return table(("key", "holds", "meaning"), _quoted(list(_parts(schema, ""))))
-
-
-def _quoted(rows: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    return [(f"`{name}`", accepted, meaning) for name, accepted, meaning in rows]
+    return table(("key", "holds", "meaning"), [(f"`{row[0]}`", *row[1:]) for row in _parts(schema, "")])
 
 
 def _parts(schema: Schema, prefix: str) -> Iterator[tuple[str, str, str]]:
@@ -228,15 +193,11 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-# metrics.md
-
-
 def metrics_page() -> str:
     """Every metric by the runner that measures it."""
     introduction = (
-        "A metric has the same name in gates, reports, CSV and `results.json`. A value that was not "
-        "measured is "
-        "null, never 0.\n\n"
+        "A metric has the same name in gates, reports, CSV and `results.json`. A value that was not measured "
+        "is null, never 0.\n\n"
         "- **better**: the direction in which the value improves; empty if there is none.\n"
         "- **interval**: `required` means that the metric is estimated from a sample: a value without an "
         "interval is inconclusive. A value that has a 95% interval is judged by the whole interval "
@@ -244,34 +205,22 @@ def metrics_page() -> str:
     )
     units = table(("unit", "meaning"), [(unit.name, unit.meaning) for unit in UNITS.values()])
     groups = groupby(METRICS.values(), lambda metric: metric.runner)
-    return page(
-        "Metrics", introduction, [("Units", units), *((name, _metrics(name, list(g))) for name, g in groups)]
-    )
+    sections = [(name, _metrics(name, list(metrics))) for name, metrics in groups]
+    return page("Metrics", introduction, [("Units", units), *sections])
 
 
 def _metrics(runner: str, metrics: list[Metric]) -> str:
     docstring = importlib.import_module(f"kvbench.metrics.{runner}").__doc__ or ""
     about = " ".join(docstring.split("\n\n")[0].split())
-    rows = [
-        (f"`{m.name}`", m.unit.name, m.better, "required" if m.sampled else "", m.definition) for m in metrics
-    ]
+    rows = []
+    for m in metrics:
+        rows.append((f"`{m.name}`", m.unit.name, m.better, "required" if m.sampled else "", m.definition))
     heads = ("metric", "unit", "better", "interval", "definition")
     return f"{_sentence(RUNNERS[runner].help)} {about}\n\n{table(heads, rows)}"
 
 
-PAGES: dict[str, Callable[[], str]] = {
-    "cli.md": cli_page,
-    "schema.md": schema_page,
-    "metrics.md": metrics_page,
-}
-
-
-def main(folder: Path) -> None:
-    """Write all pages into the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, make in PAGES.items():
-        (folder / name).write_text(make(), encoding="utf-8")
-
+PAGES = {"cli.md": cli_page, "schema.md": schema_page, "metrics.md": metrics_page}
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    for name, make in PAGES.items():
+        (FOLDER / name).write_text(make(), encoding="utf-8")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kvbench.compare.pairing import TIMED, Pair, Stored, pairs_of
 from kvbench.compare.result import BETTER, WORSE, Finding
-from kvbench.compare.two_runs import faults_of, judge, place_of, shared
+from kvbench.compare.two_runs import faults_of, judge, named, place_of
 from kvbench.metrics.collect import METRICS, Row
 from kvbench.metrics.declare.metric import BESIDE
 from kvbench.metrics.declare.units import BYTES
@@ -25,13 +25,12 @@ BESIDES = (*RATIOS, "ppl_delta_pct", "kv_ratio_16bit")
 
 @dataclass(frozen=True)
 class Point:
-    """One run's value on a line. run: its index in `History.runs`; broken: why the line starts anew here, or
-    (); change: from the previous point, None where it is unknown."""
+    """One run's value on a line."""
 
-    run: int
+    run: int  # its index in `History.runs`
     row: Row
-    broken: tuple[str, ...] = ()
-    change: Finding | None = None
+    broken: tuple[str, ...] = ()  # why the line starts anew here
+    change: Finding | None = None  # from the previous point
 
     @property
     def changed(self) -> bool:
@@ -91,32 +90,24 @@ def history(
     tracks = _tracks(runs, chosen)
     pairs = [stop.pair for _, track in tracks for stop in track if stop.pair]
     wanted = {RATIOS.get(metric, metric) for metric in only}
-    found = {
-        (f.runs, f.cell, f.metric, f.variant): f
-        for f in judge([p for p in pairs if not p.unlike], wanted, margin)
-    }
-    lines = [
+    judged = judge([p for p in pairs if not p.unlike], wanted, margin)
+    found = {(f.runs, f.cell, f.metric, f.variant): f for f in judged}
+    shown = [m for m in METRICS.values() if (m.name in only if only else m.effect or m.name in BESIDES)]
+    lines = tuple(
         line
         for runner, track in tracks
-        for metric in METRICS.values()
+        for metric in shown
         if metric.runner == runner
-        and (metric.name in only if only else metric.effect or metric.name in BESIDES)
         if (line := _line(runs, metric.name, track, found)) is not None
-    ]
-    faults = [
-        (run.name, sentence)
-        for run, cells in zip(runs, chosen, strict=True)
-        for sentence in faults_of(run, cells)
-    ]
-    named = dict.fromkeys((*shared(pairs), *(sentence for pair in pairs for sentence in pair.named)))
-    return History(tuple(runs), tuple(faults), tuple(named), tuple(lines))
+    )
+    faults = tuple(f for run, cells in zip(runs, chosen, strict=True) for f in faults_of(run, cells))
+    return History(tuple(runs), faults, named(pairs), lines)
 
 
 def _tracks(
     runs: Sequence[Stored], chosen: Sequence[Collection[str] | None]
 ) -> list[tuple[str, list[_Stop]]]:
-    """(runner, its stops) of each piece of work; every run is paired with the previous one that has the
-    work."""
+    """(runner, its stops) of each piece of work; a run is paired with the previous one that has the work."""
     tracks: list[tuple[str, list[_Stop]]] = []
     for j, run in enumerate(runs):
         taken: set[str] = set()
@@ -158,17 +149,13 @@ def _line(
                 broken = (*broken, f"times of two machines ({stop.pair.machine})")
             names = (stop.pair.first.run.name, stop.pair.second.run.name)
             change = found.get((names, stop.pair.first.cell, RATIOS.get(metric, metric), stop.variant))
-        points.append(Point(stop.run, row, broken, None if broken or not _of(metric, change) else change))
+        # A change relative to native belongs to the ratio, any other to the time itself.
+        beside = change is not None and change.effect is not None and change.effect.kind is BESIDE
+        points.append(
+            Point(stop.run, row, broken, None if broken or beside != (metric in RATIOS) else change)
+        )
     if all(point.row.value is None for point in points):
         return None
     first = track[0]
-    return Line(
-        metric, first.variant, place_of(runs[first.run], METRICS[metric].runner, first.cell), tuple(points)
-    )
-
-
-def _of(metric: str, change: Finding | None) -> bool:
-    """A change relative to native belongs to the ratio, any other to the time itself."""
-    if change is None or change.effect is None:
-        return change is not None and metric not in RATIOS
-    return (change.effect.kind is BESIDE) == (metric in RATIOS)
+    place = place_of(runs[first.run], METRICS[metric].runner, first.cell)
+    return Line(metric, first.variant, place, tuple(points))

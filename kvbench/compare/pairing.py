@@ -55,29 +55,27 @@ class Stored:
 
 @dataclass(frozen=True)
 class Side:
-    """One run's part of a pair. record, native: of the task and of its baseline (None: this is the baseline,
-    or the baseline has no result); missing: why there is no result, or ""."""
+    """One run's part of a pair."""
 
     run: Stored
     task: Task
     cell: str
     record: Record | None
-    native: Record | None
-    missing: str
+    native: Record | None  # the baseline's; None: this is the baseline, or the baseline has no result
+    missing: str  # why there is no result, or ""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The same work in two runs. second: None where the second run does not have it. unlike, machine: see the
-    module; named: other differences; shared: both runs hold the same record."""
+    """The same work in two runs. unlike, machine: see the module."""
 
     first: Side
-    second: Side | None
+    second: Side | None  # None where the second run does not have it
     there: str  # the second run's name
     unlike: tuple[str, ...] = ()
     machine: str = ""
-    named: tuple[str, ...] = ()
-    shared: bool = False
+    named: tuple[str, ...] = ()  # other differences
+    shared: bool = False  # both runs hold the same record
 
     @property
     def runner(self) -> str:
@@ -85,8 +83,7 @@ class Pair:
 
 
 def pairs_of(first: Stored, second: Stored, chosen: Collection[str] | None = None) -> list[Pair]:
-    """Each task of the first run on the chosen cells (ids of the first run; None: all), with the same work of
-    the second."""
+    """Each task of the first run on the chosen cells (ids; None: all), with the same work of the second."""
     cells = [c for c in first.run.manifest.cells if chosen is None or c.id in chosen]
     partner, strangers = match_cells(cells, second.run.manifest.cells)
     found = []
@@ -99,9 +96,8 @@ def pairs_of(first: Stored, second: Stored, chosen: Collection[str] | None = Non
         namesakes = [cell for cell in mine if second.run.task_at(strangers.get(cell, ""), *work)]
         cell = next(iter((*both, *namesakes)), None)
         if cell is None:
-            unlike = tuple(
-                s for c in mine if c in strangers for s in _spec_words(first, second, c, strangers[c])
-            )
+            known = [c for c in mine if c in strangers]
+            unlike = tuple(s for c in known for s in _spec_words(first, second, c, strangers[c]))
             found.append(Pair(_side(first, task, mine[0]), None, second.name, unlike))
             continue
         at = partner[cell] if both else strangers[cell]
@@ -117,26 +113,21 @@ def match_cells(first: Sequence[Cell], second: Sequence[Cell]) -> tuple[dict[str
     """Ids, first -> second: of equal cells, and of remaining cells that share a name but not a spec."""
     partner: dict[str, str] = {}
     for ignored in _LOOSER:
-        groups: list[dict[str, list[str]]] = [{}, {}]
-        for group, cells, taken in zip(
-            groups, (first, second), (partner, set(partner.values())), strict=True
-        ):
-            for cell in cells:
-                if cell.id not in taken:
-                    group.setdefault(_spec_key(cell.spec, ignored), []).append(cell.id)
-        here, there = groups
-        partner |= {
-            ids[0]: there[key][0]
-            for key, ids in here.items()
-            if len(ids) == 1 and len(there.get(key, ())) == 1
-        }
+        here, there = _by_spec(first, partner, ignored), _by_spec(second, partner.values(), ignored)
+        alone = [key for key, ids in here.items() if len(ids) == len(there.get(key, ())) == 1]
+        partner |= {here[key][0]: there[key][0] for key in alone}
     left = {c.name: c.id for c in second if c.id not in partner.values()}
     return partner, {c.id: left[c.name] for c in first if c.id not in partner and c.name in left}
 
 
-def _spec_key(spec: Mapping[str, Any], ignored: Collection[str]) -> str:
-    """Keys that an older run does not have get their default."""
-    return content_hash({k: v for k, v in {**CELL_KEYS, **spec}.items() if k not in ignored})
+def _by_spec(cells: Sequence[Cell], taken: Collection[str], ignored: Collection[str]) -> dict[str, list[str]]:
+    """Ids of cells that are not taken, by spec; keys that an older run does not have get their default."""
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.id not in taken:
+            spec = {k: v for k, v in {**CELL_KEYS, **cell.spec}.items() if k not in ignored}
+            found.setdefault(content_hash(spec), []).append(cell.id)
+    return found
 
 
 def _differing(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -184,17 +175,11 @@ def _examined(pair: Pair) -> Pair:
     def sentences(differing: Iterator[tuple[str, Any, Any]]) -> list[str]:
         return [f"{name} is {_short(x)} in {a} and {_short(y)} in {b}" for name, x, y in differing]
 
-    return replace(
-        pair,
-        unlike=tuple(unlike),
-        machine="; ".join(sentences(_machines(own.environment, other.environment))),
-        named=tuple(
-            dict.fromkeys(
-                (*sentences(_environments(own.environment, other.environment)), *_undigested(first, second))
-            )
-        ),
-        shared=own.started_at == other.started_at and own.samples == other.samples,
-    )
+    environments = own.environment, other.environment
+    machine = "; ".join(sentences(_machines(*environments)))
+    named = tuple(dict.fromkeys((*sentences(_environments(*environments)), *_undigested(first, second))))
+    same = own.started_at == other.started_at and own.samples == other.samples
+    return replace(pair, unlike=tuple(unlike), machine=machine, named=named, shared=same)
 
 
 def _options(what: str, first: Side, second: Side) -> Iterator[str]:
@@ -203,10 +188,8 @@ def _options(what: str, first: Side, second: Side) -> Iterator[str]:
     own, other = ({**defaults, **side.task.options} for side in (first, second))
     for name, mine, theirs in _differing(own, other):
         if not (name in declared and declared[name].looks):
-            yield (
-                f"{what}: option {name} is {_short(mine)} in {first.run.name} and {_short(theirs)} in "
-                f"{second.run.name}"
-            )
+            here, there = first.run.name, second.run.name
+            yield f"{what}: option {name} is {_short(mine)} in {here} and {_short(theirs)} in {there}"
 
 
 _UNKNOWN = ("", "not available")
@@ -244,9 +227,8 @@ def _undigested(first: Side, second: Side) -> Iterator[str]:
 
 def _environments(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """The reported differences of two environments: code, libraries, machine."""
-    sources = [
-        (env.get("identity") or {}).get("kvbench") for env in (own, other)
-    ]  # only the code that measures
+    # Only the code that measures.
+    sources = [(env.get("identity") or {}).get("kvbench") for env in (own, other)]
     if not all(sources):
         sources = [env.get("kvbench_source") for env in (own, other)]
     if sources[0] != sources[1]:
@@ -258,24 +240,23 @@ def _environments(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[
         mine, theirs = ((env.get("packages") or {}).get(package) for env in (own, other))
         if mine != theirs:
             yield package, mine, theirs
-    if own.get("boot_id") and other.get("boot_id") and own["boot_id"] != other["boot_id"]:
-        yield "the boot", own["boot_id"], other["boot_id"]
+    yield from _known_apart("the boot", own.get("boot_id"), other.get("boot_id"))
     yield from _machines(own, other)
+
+
+def _known_apart(name: str, mine: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    if mine and theirs and mine != theirs:
+        yield name, mine, theirs
 
 
 def _machines(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """What shows that two records come from two machines. An unnamed host shows nothing."""
-    if own.get("host") and other.get("host") and own["host"] != other["host"]:
-        yield "the host", own["host"], other["host"]
+    yield from _known_apart("the host", own.get("host"), other.get("host"))
     for key in _MACHINE:
         if own.get(key) != other.get(key):
             yield key, own.get(key), other.get(key)
     mine, theirs = ([gpu.get("name") for gpu in env.get("gpus") or ()] for env in (own, other))
     if mine != theirs:
         yield "the GPU", ", ".join(map(str, mine)) or "none", ", ".join(map(str, theirs)) or "none"
-    ids = [
-        env["gpus"][0].get("uuid") if env.get("gpus") and env.get("device") == "cuda" else None
-        for env in (own, other)
-    ]
-    if all(ids) and ids[0] != ids[1]:
-        yield "the GPU's id", ids[0], ids[1]
+    used = [env["gpus"] if env.get("gpus") and env.get("device") == "cuda" else [{}] for env in (own, other)]
+    yield from _known_apart("the GPU's id", *(gpus[0].get("uuid") for gpus in used))

@@ -18,28 +18,22 @@ NOT_EVALUATED, NOT_JUDGED = "not_evaluated", "not_judged"
 
 @dataclass(frozen=True)
 class Finding:
-    """The finding for one metric on one task of two runs.
-
-    runs: names of the two; metric: "" where the whole task has no result; cell: its id in the first run;
-    place: the cells in words; cells: their names; first, second: the metric's values in each run; effect: the
-    change, None where there is none; margin: in its unit; adjusted: p-value of the margin after Holm over
-    `family` changes; mde, n_needed: as in `verdict.Outcome`.
-    """
+    """The finding for one metric on one task of two runs. mde, n_needed: as in `verdict.Outcome`."""
 
     runs: tuple[str, str]
-    metric: str
+    metric: str  # "" where the whole task has no result
     runner: str
     variant: str
-    cell: str
-    place: str
+    cell: str  # its id in the first run
+    place: str  # the cells in words
     cells: tuple[str, ...]
     outcome: str
     reason: str
-    first: Row | None = None
+    first: Row | None = None  # the metric's value in each run
     second: Row | None = None
     effect: Effect | None = None
     margin: float | None = None
-    adjusted: float | None = None
+    adjusted: float | None = None  # p-value of the margin after Holm over `family` changes
     family: int = 1
     mde: float | None = None
     n_needed: int | None = None
@@ -47,32 +41,23 @@ class Finding:
 
     @property
     def subject(self) -> str:
-        return (
-            " of ".join(filter(None, (self.metric, self.variant)))
-            if self.metric
-            else f"{self.runner} {self.variant}".strip()
-        )
+        words = (self.metric or self.runner, self.variant)
+        return (" of " if self.metric else " ").join(filter(None, words))
 
     @property
     def sentence(self) -> str:
         """`int8_sym batch 1 context 512: itl_ms is 5.1% slower [3.9, 6.3], 10 pairs: worse.`"""
-        return one_line(self._sentence())
-
-    def _sentence(self) -> str:
-        at = f"{self.place}: {self.subject}"
-        if self.effect is None:
+        at, effect = f"{self.place}: {self.subject}", self.effect
+        if effect is None:
             not_compared = " was not compared" if self.outcome == NOT_EVALUATED else ""
-            return f"{at}{not_compared}: {self.reason}."
-        effect = self.effect
-        parts = [
-            spoken(effect),
-            f"{effect.n:,} {counted_of(effect.n, effect.counted)}" if effect.n is not None else "",
-            f"by itself {spoken(effect.beside)}" if effect.beside else "",
-        ]
-        word = {SAME: "the same", UNDECIDED: "undecided"}.get(self.outcome, self.outcome)
-        found = f"{at} is {', '.join(filter(None, parts))}: {word}"
-        found += f" ({self.reason})" if self.reason else ""
-        return f"{found}, partial: {self.partial}." if self.partial else f"{found}."
+            return one_line(f"{at}{not_compared}: {self.reason}.")
+        parts = [spoken(effect)]
+        parts += [f"{effect.n:,} {counted_of(effect.n, effect.counted)}"] if effect.n is not None else []
+        parts += [f"by itself {spoken(effect.beside)}"] if effect.beside else []
+        word = {SAME: "the same"}.get(self.outcome, self.outcome)
+        reason = f" ({self.reason})" if self.reason else ""
+        partial = f", partial: {self.partial}" if self.partial else ""
+        return one_line(f"{at} is {', '.join(parts)}: {word}{reason}{partial}.")
 
 
 @dataclass(frozen=True)
@@ -96,8 +81,7 @@ class Comparison:
 
 
 def exit_code_of(faults: Sequence[object], findings: Sequence[Finding]) -> int:
-    """1: something is worse or a run is invalid; else 3: something, or everything, could not be evaluated;
-    else 4: undecided; else 0."""
+    """1: something is worse or a run is invalid; 3: something, or all, was not evaluated; 4: undecided; 0."""
     found = {finding.outcome for finding in findings}
     if faults or WORSE in found:
         return 1
@@ -113,24 +97,16 @@ def spoken(effect: Effect | Unable) -> str:
     more, less = effect.kind.more, effect.kind.less
     if not math.isfinite(effect.value):
         return "not a number"
-    if effect.kind is EXACT:
-        return (
-            f"{abs(effect.value):,.10g} {effect.unit} {more if effect.value > 0 else less}"
-            if effect.value
-            else "unchanged"
-        )
     up = effect.value >= 0
+    if effect.kind is EXACT:
+        size = f"{abs(effect.value):,.10g} {effect.unit}"
+        return f"{size} {more if up else less}" if effect.value else "unchanged"
     ends = sorted(e if up else -e for e in (effect.low, effect.high) if e is not None)
-    digits = _decimals(ends, effect.value)
+    width, digits = ends[1] - ends[0] if ends else abs(effect.value), 1
+    if 0 < width < math.inf:  # two digits of the interval's width
+        digits = min(8, max(1 if width < 100 else 0, 1 - math.floor(math.log10(width))))
     unit = "%" if effect.unit == "%" else f" {effect.unit}"
     interval = f" [{', '.join(f'{e:,.{digits}f}' for e in ends)}]" if ends else ""
     if effect.value == 0:
         return f"unchanged{interval and interval + unit}"
     return f"{abs(effect.value):,.{digits}f}{unit} {more if up else less}{interval}"
-
-
-def _decimals(ends: Sequence[float], value: float) -> int:
-    """Decimals that give the interval's width two digits."""
-    width = ends[1] - ends[0] if ends else abs(value)
-    least = 1 if width < 100 else 0
-    return min(8, max(least, 1 - math.floor(math.log10(width)))) if 0 < width < math.inf else 1

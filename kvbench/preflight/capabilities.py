@@ -1,6 +1,4 @@
-"""What there is and what a machine can do with it: `kvbench formats` and `kvbench backends`. From the tables
-and the resolver alone.
-"""
+"""`kvbench formats` and `kvbench backends`: what there is, and what can run here."""
 
 from __future__ import annotations
 
@@ -9,18 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.errors import Refused, UsageError
-from kvbench.formats.kv import (
-    KV_FORMATS,
-    WEIGHT_FORMATS,
-    KVFormat,
-    KVShape,
-    error_bound,
-    page_bytes,
-    weight_bytes,
-)
+from kvbench.formats import kv
+from kvbench.formats.kv import KV_FORMATS, WEIGHT_FORMATS, KVFormat, error_bound
 from kvbench.machine.host import Host
+from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.resolve import BACKENDS, Request
 from kvbench.models.attention_facts import LayerFacts, ModelFacts
+from kvbench.models.source import config_facts
 from kvbench_kernels.support import DTYPES, HEAD_DIMS, PAGE_SIZES, Accepted, interpreting
 
 
@@ -40,7 +33,7 @@ class Shape:
 
     @property
     def facts(self) -> ModelFacts:
-        layer = LayerFacts("full", self.q_heads, KVShape(self.kv_heads, self.head_dim, self.head_dim))
+        layer = LayerFacts("full", self.q_heads, kv.KVShape(self.kv_heads, self.head_dim, self.head_dim))
         return ModelFacts("shape", (layer,) * self.layers, None)
 
 
@@ -51,8 +44,8 @@ def format_rows(facts: ModelFacts, device: str, dtype: str) -> list[dict[str, An
 
 def _format(fmt: KVFormat, facts: ModelFacts, device: str, dtype: str) -> dict[str, Any]:
     shapes = [layer.shape for layer in facts.layers]
-    token = sum(page_bytes(fmt, shape, 1, dtype) for shape in shapes)
-    of16 = sum(page_bytes(KV_FORMATS["native"], shape, 1, "bfloat16") for shape in shapes)
+    token = sum(kv.page_bytes(fmt, shape, 1, dtype) for shape in shapes)
+    of16 = sum(kv.page_bytes(KV_FORMATS["native"], shape, 1, "bfloat16") for shape in shapes)
     return {
         "name": fmt.name,
         "summary": fmt.summary,
@@ -68,13 +61,10 @@ def _format(fmt: KVFormat, facts: ModelFacts, device: str, dtype: str) -> dict[s
     }
 
 
-def verdict(
-    backend: str, kv_format: str, facts: ModelFacts, device: str, dtype: str, page_size: int = 16
-) -> str:
+def verdict(backend: str, kv_format: str, facts: ModelFacts, device: str, dtype: str) -> str:
     """ "" where the backend takes the format for this model, or its reason in a sentence."""
-    request = Request(
-        kv_format, "native", backend, "refuse", device, dtype, page_size, interpreter=interpreting()
-    )
+    how = interpreting()
+    request = Request(kv_format, "native", backend, "refuse", device, dtype, 16, interpreter=how)
     answer = BACKENDS[backend].supports(request, facts)
     return "" if isinstance(answer, Accepted) else f"{answer.reason}: {answer.sentence}"
 
@@ -89,7 +79,7 @@ def weight_rows() -> list[dict[str, Any]]:
             "payload": fmt.payload_dtype or "bfloat16",
             "scale_dtype": fmt.scale_dtype,
             "granularity": "none" if fmt.block is None else "x".join(map(str, fmt.block)),
-            "ratio_16bit": weight_bytes(fmt, n, k, "bfloat16").total / (2 * n * k),
+            "ratio_16bit": kv.weight_bytes(fmt, n, k, "bfloat16").total / (2 * n * k),
             "error_bound": error_bound(fmt.payload_dtype),
         }
         for fmt in WEIGHT_FORMATS.values()
@@ -106,9 +96,8 @@ def _backend(name: str, facts: ModelFacts, host: Host, triton_version: str | Non
     dtype = "bfloat16" if host.device == "cuda" else "float32"
     answers = {fmt: verdict(name, fmt, facts, host.device, dtype) for fmt in KV_FORMATS}
     if BACKENDS[name].triton and triton_version is None:
-        answers = dict.fromkeys(
-            KV_FORMATS, "not_installed: triton is not installed; on Linux: pip install triton."
-        )
+        no_triton = "not_installed: triton is not installed; on Linux: pip install triton."
+        answers = dict.fromkeys(KV_FORMATS, no_triton)
     why: dict[str, list[str]] = {}
     for fmt, no in answers.items():
         if no:
@@ -154,12 +143,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def facts_of(model: str) -> ModelFacts:
-    """The facts of a model's config. Raises NotAvailable for a model that is not here, UsageError for an
-    unknown name and for a model that the engine refuses.
-    """
-    from kvbench.matrix.cells import CELL_KEYS
-    from kvbench.models.source import config_facts
-
+    """A model's config. NotAvailable if it is not here, UsageError if unknown or refused by the engine."""
     try:
         return config_facts({**CELL_KEYS, "model": model})
     except Refused as e:

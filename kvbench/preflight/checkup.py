@@ -1,5 +1,4 @@
-"""The facts of this machine for `kvbench doctor`, which `kvbench.preflight.doctor` judges. Takes half a
-second: idle cores are counted."""
+"""The facts of this machine, which `kvbench.preflight.doctor` judges. Takes half a second."""
 
 from __future__ import annotations
 
@@ -30,8 +29,11 @@ _UNCORRECTED, _SINCE_BOOT = 1, 0
 
 
 def collect(data_dir: Path | None) -> Facts:
-    environment = host().environment
-    fault = _torch_fault()
+    environment, fault = host().environment, ""
+    try:
+        importlib.import_module("torch")
+    except Exception as e:  # a missing library, a build for another machine: all of them end every run
+        fault = f"{type(e).__name__}: {e}"
     looked = {} if fault else _look()
     return Facts(
         environment=environment,
@@ -51,22 +53,15 @@ def collect(data_dir: Path | None) -> Facts:
     )
 
 
-def _torch_fault() -> str:
-    try:
-        importlib.import_module("torch")
-    except (
-        Exception
-    ) as e:  # a library that is missing, a build for another machine: all of them end every run
-        return f"{type(e).__name__}: {e}"
-    return ""
-
-
 def packages() -> Iterator[Package]:
     """What kvbench requires, extras left out, and what is installed of it."""
     from packaging.requirements import Requirement
 
-    for line in _requirements():
-        wanted = Requirement(line)
+    # A source tree's own list, which an editable installation does not follow.
+    project = Path(kvbench.__file__).parents[1] / "pyproject.toml"
+    said = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {}) if project.is_file() else {}
+    own = said["dependencies"] if said.get("name") == "kvbench" else metadata.requires("kvbench") or []
+    for wanted in map(Requirement, own):
         if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
             continue
         try:
@@ -76,16 +71,6 @@ def packages() -> Iterator[Package]:
             continue
         fits = wanted.specifier.contains(installed, prereleases=True)
         yield Package(wanted.name, installed, str(wanted.specifier), fits)
-
-
-def _requirements() -> list[str]:
-    """Those of the source tree where this is one, which an editable installation does not follow."""
-    project = Path(kvbench.__file__).parents[1] / "pyproject.toml"
-    if project.is_file():
-        said = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
-        if said.get("name") == "kvbench":
-            return list(said["dependencies"])
-    return metadata.requires("kvbench") or []
 
 
 def _look() -> dict[str, Any]:
@@ -114,8 +99,7 @@ def idle_ticks(proc: Path = Path("/proc")) -> int:
 
 
 def quota_cores(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """CPUs that the control groups (version 2) of this process grant it; None where none sets a limit, or
-    nobody says."""
+    """CPUs that this process's control groups (version 2) grant it; None without a limit, or if unknown."""
     try:
         lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -142,8 +126,7 @@ def _gpus(nvml: Any) -> Iterator[Gpu]:
 
 
 def gpu_facts(nvml: Any, index: int, driver: str) -> Gpu:
-    """nvml: the module pynvml, or one like it. No CUDA context is made, so every process on the GPU is
-    another's."""
+    """nvml: pynvml, or a module like it. No CUDA context is made: every process on the GPU is another's."""
     import torch
 
     from kvbench.machine.device_state import DeviceState

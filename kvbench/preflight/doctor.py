@@ -1,5 +1,4 @@
-"""Judges whether a machine is fit to measure on, from facts collected elsewhere, so that a test can invent
-any machine.
+"""Judges from facts whether a machine is fit to measure on, so that a test can invent any machine.
 
 A problem ends a run or makes its numbers wrong; a warning may disturb times, or says what is missing for some
 of the work. Each has a remedy.
@@ -39,73 +38,50 @@ class Line:
 
 @dataclass(frozen=True)
 class Package:
-    """installed, wanted: a version and the accepted range ("" for any); fits: None where it is not
-    installed."""
-
     name: str
     installed: str | None
-    wanted: str
-    fits: bool | None
+    wanted: str  # the accepted range, "" for any
+    fits: bool | None  # None where it is not installed
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One visible GPU. state: as `DeviceState.read()` gives it with its `fixed()`; unread values are None or
-    left out.
-
-    mig, ecc_errors: None where unread; others: compute processes on it; unread: fact -> why it was not read.
-    """
+    """One visible GPU. None: not read."""
 
     name: str
     driver: str
-    state: Mapping[str, Any]
+    state: Mapping[str, Any]  # `DeviceState.read()` and `.fixed()`
     mig: bool | None = None
     ecc_errors: int | None = None
-    others: int | None = None
-    unread: Mapping[str, str] | None = None
+    others: int | None = None  # compute processes on it
+    unread: Mapping[str, str] | None = None  # fact -> why it was not read
 
 
 @dataclass(frozen=True)
 class Facts:
-    """environment: that of `kvbench.machine.host.host()`. free_cores: idle cores, None where unknown.
-    quota_cores: CPUs that the control group grants, None for no quota. stolen: share of the CPUs' time.
-    throttled: whether the quota stopped this process during the look. cache: {"path", "writable", "free",
-    "bytes", "left_over"}. data: (folder, files present, files known). interpreter: whether TRITON_INTERPRET
-    is set.
-    """
+    """What is known of a machine."""
 
-    environment: Mapping[str, Any]
+    environment: Mapping[str, Any]  # that of `kvbench.machine.host.host()`
     packages: tuple[Package, ...]
     torch_fault: str
     gpus: tuple[Gpu, ...]
     load: float
-    free_cores: float | None
-    quota_cores: float | None
-    stolen: float | None
-    throttled: bool | None
-    cache: Mapping[str, Any]
-    data: tuple[str, int, int]
+    free_cores: float | None  # idle cores, None where unknown
+    quota_cores: float | None  # CPUs that the control group grants, None for no quota
+    stolen: float | None  # share of the CPUs' time
+    throttled: bool | None  # whether the quota stopped this process during the look
+    cache: Mapping[str, Any]  # {"path", "writable", "free", "bytes", "left_over"}
+    data: tuple[str, int, int]  # (folder, files present, files known)
     hub_allowed: bool
     hub_offline: bool
-    interpreter: bool
+    interpreter: bool  # whether TRITON_INTERPRET is set
 
 
 def lines(facts: Facts) -> list[Line]:
     """Everything that was examined, in the order in which it is shown."""
-    return [
-        *_packages(facts),
-        _device(facts),
-        *(line for gpu in facts.gpus for line in _gpu(gpu)),
-        _triton(facts),
-        *_cpu(facts),
-        *_memory(facts),
-        _cache(facts),
-        *_data(facts),
-    ]
-
-
-def exit_code(found: list[Line]) -> int:
-    return 1 if any(line.state == PROBLEM for line in found) else 0
+    gpus = (line for gpu in facts.gpus for line in _gpu(gpu))
+    cpu = (*_cpu(facts), *_memory(facts))
+    return [*_packages(facts), _device(facts), *gpus, _triton(facts), *cpu, _cache(facts), *_data(facts)]
 
 
 def _packages(facts: Facts) -> Iterator[Line]:
@@ -159,22 +135,16 @@ def _gpu(gpu: Gpu) -> Iterator[Line]:
         yield Line(f"{name} temperature", WARNING, f"{heat} C at rest", remedy)
     if gpu.mig is not None:
         remedy = "measure on a whole one: a MIG instance shares clocks and memory bandwidth with the others"
-        yield _checked(
-            f"{name} MIG", not gpu.mig, "on: this is a part of a GPU" if gpu.mig else "off", remedy
-        )
+        found = "on: this is a part of a GPU" if gpu.mig else "off"
+        yield _checked(f"{name} MIG", not gpu.mig, found, remedy)
     if gpu.ecc_errors is not None:
         found = f"{gpu.ecc_errors:,} uncorrected errors" if gpu.ecc_errors else "no uncorrected errors"
         remedy = "its memory is faulty: reset or replace the GPU before you trust a number"
         yield _checked(f"{name} ECC", not gpu.ecc_errors, found, remedy, PROBLEM)
     if gpu.others is not None:
-        found = (
-            f"{gpu.others} process{'es' if gpu.others > 1 else ''} on it already"
-            if gpu.others
-            else "none on it"
-        )
-        remedy = (
-            "wait until they end, or use another GPU with CUDA_VISIBLE_DEVICES: they slow each other down"
-        )
+        several = f"{gpu.others} process{'es' if gpu.others > 1 else ''} on it already"
+        found = several if gpu.others else "none on it"
+        remedy = "wait until they end, or use another GPU (CUDA_VISIBLE_DEVICES): they slow each other down"
         yield _checked(f"{name} processes", not gpu.others, found, remedy)
 
 
@@ -182,9 +152,8 @@ def _triton(facts: Facts) -> Line:
     cuda, version = facts.environment["device"] == "cuda", facts.environment["packages"].get("triton")
     if facts.interpreter:
         found = "TRITON_INTERPRET is set: kernels run in its interpreter, on the CPU"
-        return Line(
-            "triton", WARNING, found, "unset TRITON_INTERPRET unless you test kernels: its times mean nothing"
-        )
+        remedy = "unset TRITON_INTERPRET unless you test kernels: its times mean nothing"
+        return Line("triton", WARNING, found, remedy)
     if not cuda:
         return Line("triton", OK, "not used without a GPU: cells run on backend torch (kvbench backends)")
     if not version:
@@ -210,8 +179,7 @@ def _cpu(facts: Facts) -> Iterator[Line]:
 
 
 def _threads(env: Mapping[str, Any], cores: int, free: float) -> Line:
-    """Whether torch uses at most as many threads as there are free cores. OpenMP reads the first number of a
-    list."""
+    """Whether torch uses no more threads than there are free cores. OpenMP reads a list's first number."""
     setting, enough = env["omp_num_threads"], max(1, int(free + 1 - FREE_SHARE))
     first = str(cores) if setting is None else setting.split(",")[0].strip()
     if not first.isdigit() or int(first) < 1:
@@ -238,10 +206,7 @@ def _cache(facts: Facts) -> Line:
         return Line("cache", PROBLEM, f"{cache['path']} cannot be written", remedy)
     found = f"{cache['path']}, {cache['bytes']:,} B, {cache['free']:,} B free"
     if cache["free"] < LEAST_DISK:
-        remedy = (
-            f"free some, or set KVBENCH_CACHE_DIR: a model needs about {LEAST_DISK:,} B; the cache may "
-            f"be deleted"
-        )
+        remedy = f"delete the cache, or set KVBENCH_CACHE_DIR: a model needs about {LEAST_DISK:,} B"
         return Line("cache", WARNING, found, remedy)
     if cache["left_over"]:
         found = f"{found}; {cache['left_over']} unfinished downloads in it"
@@ -252,9 +217,8 @@ def _cache(facts: Facts) -> Line:
 def _data(facts: Facts) -> Iterator[Line]:
     folder, present, known = facts.data
     if not folder:
-        yield Line(
-            "data", OK, "no folder is set: the built-in texts are used (kvbench data lists the other sets)"
-        )
+        found = "no folder is set: the built-in texts are used (kvbench data lists the other sets)"
+        yield Line("data", OK, found)
     else:
         found = f"{folder} holds {present or 'none'} of {'' if present else 'the '}{known} files"
         yield _checked("data", bool(present), found, "kvbench data names them and how to get them")

@@ -1,5 +1,4 @@
-"""A first matrix and gate, for one model and one format: what `kvbench init` writes. Text only; nothing is
-measured for it.
+"""A first matrix and gate, for one model and one format: what `kvbench init` writes. It measures nothing.
 
 The gate holds what is exact for this model's shape (bytes), what follows from a format's own rounding
 (parity), and the published target of 1% on perplexity. Limits that somebody measured on another model are
@@ -11,12 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from kvbench.errors import NotAvailable, UsageError
-from kvbench.formats.kv import KV_FORMATS, KVFormat, KVShape, page_bytes
+from kvbench.formats.kv import KV_FORMATS, KVFormat, page_bytes
 from kvbench.gate.policy import gate_schema
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.parse import matrix_schema
@@ -36,8 +33,7 @@ def files(target: Path, model: str, format_name: str) -> dict[Path, str]:
     if format_name not in FORMATS:
         raise UsageError(
             f"{format_name} is no KV format that a matrix could compare with native; use one of "
-            f"{', '.join(FORMATS)}."
-            f"{suggestion(format_name, FORMATS)}"
+            f"{', '.join(FORMATS)}.{suggestion(format_name, FORMATS)}"
         )
     if kind_of(model) in ("folder", "gguf"):
         model = str(Path(model).expanduser().absolute())
@@ -49,9 +45,9 @@ def files(target: Path, model: str, format_name: str) -> dict[Path, str]:
     fmt = KV_FORMATS[format_name]
     return {
         matrix: _matrix(matrix, gate, schemas[0], model, fmt),
-        gate: _gate(gate, matrix, schemas[1], fmt, ratio_of(model, fmt)),
-        schemas[0]: _json(matrix_schema()),
-        schemas[1]: _json(gate_schema()),
+        gate: _gate(matrix, schemas[1], fmt, ratio_of(model, fmt)),
+        schemas[0]: json.dumps(matrix_schema(), indent=2, ensure_ascii=False) + "\n",
+        schemas[1]: json.dumps(gate_schema(), indent=2, ensure_ascii=False) + "\n",
     }
 
 
@@ -60,12 +56,14 @@ def write(target: Path, model: str, format_name: str) -> list[Path]:
     due = files(target, model, format_name)
     for path, text in due.items():
         # A link to nothing is there too, and would be written through.
-        if os.path.lexists(path) and (
-            path.suffix in _YAML or not path.exists() or path.read_text(encoding="utf-8") != text
-        ):
+        same = path.exists() and path.suffix not in _YAML and path.read_text(encoding="utf-8") == text
+        if os.path.lexists(path) and not same:
+            other = target / "another.yaml"
+            if target.suffix in _YAML:
+                other = target.with_name(f"{target.stem}-2{target.suffix}")
             raise UsageError(
-                f"{path} already exists and is not changed; give another name, as in kvbench init "
-                f"{_other(target)}, or move it away."
+                f"{path} already exists and is not changed; give another name, as in kvbench init {other}, "
+                "or move it away."
             )
     for path, text in due.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,23 +79,9 @@ def ratio_of(model: str, fmt: KVFormat) -> float | None:
         shapes = [layer.shape for layer in config_facts({**CELL_KEYS, "model": model}).layers]
     except NotAvailable:
         return None
-    return _ratio(fmt, shapes)
-
-
-def _ratio(fmt: KVFormat, shapes: Sequence[KVShape]) -> float:
-    own, native = (
-        sum(page_bytes(f, shape, 16, "bfloat16") for shape in shapes) for f in (fmt, KV_FORMATS["native"])
-    )
+    formats = (fmt, KV_FORMATS["native"])
+    own, native = (sum(page_bytes(f, shape, 16, "bfloat16") for shape in shapes) for f in formats)
     return own / native
-
-
-def _other(target: Path) -> str:
-    is_file = target.suffix in _YAML
-    return str(target.with_name(f"{target.stem}-2{target.suffix}") if is_file else target / "another.yaml")
-
-
-def _json(schema: Mapping[str, Any]) -> str:
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 def _name(matrix: Path) -> str:
@@ -107,10 +91,11 @@ def _name(matrix: Path) -> str:
 
 
 def _matrix(matrix: Path, gate: Path, schema: Path, model: str, fmt: KVFormat) -> str:
-    random = model in CONFIGS
-    named = _quoted(model)
+    # As YAML text, in quotes where it needs them.
+    plain = re.fullmatch(r"[A-Za-z][\w./-]*|/[\w./-]*", model)
+    named = model if plain else json.dumps(model, ensure_ascii=False)
     model_lines = f"model: {named}"
-    if random:
+    if model in CONFIGS:
         note = "# its weights are random: quality results only show that the code runs"
         model_lines = f"model:\n  source: {named}\n  plumbing: true              {note}"
     scale = ""
@@ -162,17 +147,14 @@ gate: {gate.name}
 """
 
 
-def _gate(gate: Path, matrix: Path, schema: Path, fmt: KVFormat, ratio: float | None) -> str:
+def _gate(matrix: Path, schema: Path, fmt: KVFormat, ratio: float | None) -> str:
     where = f"where: {{kv_format: {fmt.name}}}"
     if fmt.scale_granularity == "tensor":
         bound = "at_most: 0.51"
         why = "Half of 16 bits, and two scales a layer for the whole cache."
     elif ratio is None:
         bound = "at_most: 0.75"
-        why = (
-            "Replace it by the exact value for head_dim D, (D + scale bytes) / 2D (kvbench formats "
-            "--head-dim D)."
-        )
+        why = "Replace it by the exact value for head_dim D, (D + scale bytes) / 2D (kvbench formats)."
     else:
         bound = f"equals: {ratio!r}"
         why = f"Payload and scales of {fmt.name} to 2 bytes a number, exact for this model (kvbench formats)."
@@ -221,10 +203,3 @@ checks:
     required: false
     why: At most 5% slower for each token on a GPU.
 """
-
-
-def _quoted(model: str) -> str:
-    """The name as YAML text, in quotes where it needs them."""
-    return (
-        model if re.fullmatch(r"[A-Za-z][\w./-]*|/[\w./-]*", model) else json.dumps(model, ensure_ascii=False)
-    )

@@ -11,7 +11,7 @@ from kvbench.formats.kv import KV_FORMATS, kv_bytes, pages_for
 from kvbench.formats.scales import Pairs, origin
 from kvbench.gate.coverage import gate_lines
 from kvbench.gate.policy import Gate
-from kvbench.matrix.cells import Cell, Task, one_model
+from kvbench.matrix.cells import Cell, one_model
 from kvbench.matrix.load import Matrix
 from kvbench.matrix.resolve import ASPECTS, Decision, check_context, request_of, resolve
 from kvbench.models.attention_facts import ModelFacts
@@ -25,26 +25,23 @@ AT_LOAD = "decided at load"  # how the problem of a cell begins whose model is n
 
 @dataclass(frozen=True)
 class CellPlan:
-    """decision: None where `problem` says why the cell cannot run, or that this is decided at load. kv_bytes:
-    estimated. weights: by formula, None where only the loaded model tells. scales: static ones by layer, ()
-    where unknown."""
+    """What would run in one cell."""
 
     cell: Cell
     decision: Decision | None
-    problem: str | None
-    kv_bytes: int | None
-    weights: WeightSizes | None = None
-    scales: Pairs = ()
+    problem: str | None  # why the cell cannot run, or that this is decided at load
+    kv_bytes: int | None  # estimated
+    weights: WeightSizes | None = None  # by formula, None where only the loaded model tells
+    scales: Pairs = ()  # static ones by layer, () where unknown
 
 
 def plan_cell(cell: Cell) -> CellPlan:
     spec = cell.spec
-    request = request_of(spec)
     try:
         check_stored(spec)
         check_native(spec)
         facts = config_facts(spec)
-        decision = resolve(request, facts)
+        decision = resolve(request_of(spec), facts)
         scales = settled_scales(spec, facts)
         check_context(facts, spec["context"], 0)
         weights = weight_sizes(spec, facts, decision.weights.resolved)
@@ -84,9 +81,7 @@ def plan_json(matrix: Matrix, cells: list[CellPlan], tasks: Plan, gate: Gate | N
         ],
         "tasks": [
             {
-                "key": t.key,
-                "runner": t.runner,
-                "variant": t.variant,
+                **{key: getattr(t, key) for key in ("key", "runner", "variant")},
                 "cells": list(t.cells),
                 "action": "reuse" if t.key in reused else "run",
             }
@@ -103,21 +98,31 @@ def plan_text(
     environment: Mapping[str, Any],
     gate: Gate | None = None,
 ) -> str:
-    """The plan for a person. environment: that of `kvbench.machine.host.host()`, for the device of this
-    machine."""
+    """The plan for a person. environment: that of `kvbench.machine.host.host()`."""
     model = one_model([p.cell.spec for p in cells])
     counts = f"{len(tasks.todo)} to run, {len(tasks.reused)} reused"
     title = f"{matrix.name}: {len(cells)} cells, {len(matrix.tasks)} tasks ({counts})"
     lines = [title + (f"; model {model}" if model else ""), *device_note(cells, environment), ""]
     lines += [line for p in cells for line in _cell_lines(p)]
     reused = {t.key for t in tasks.reused}
-    lines += ["", *(_task_line(task, task.key in reused) for task in matrix.tasks), *_reasons(cells), ""]
+    lines.append("")
+    for task in matrix.tasks:
+        on = f"{len(task.cells)} cell{'s' if len(task.cells) > 1 else ''}"
+        lines.append(f"  {'reuse' if task.key in reused else 'run  '}  {task.key}  {task.title} on {on}")
+    # What the reasons of the rejections mean, each sentence once.
+    choices = [getattr(p.decision, aspect) for p in cells if p.decision for aspect in ASPECTS]
+    reasons = dict.fromkeys(f"  {choice.reason}: {choice.sentence}" for choice in choices if choice.rejected)
+    lines += [*([""] if reasons else []), *reasons, ""]
     return "\n".join([*lines, *(f"  {line}" for line in gate_lines(gate, matrix.cells, matrix.tasks))])
 
 
 def _cell_lines(p: CellPlan) -> Iterator[str]:
     role = "  [baseline]" if p.cell.is_baseline else ""
-    yield f"  {p.cell.id}  {p.cell.name or 'the only cell'}{role}: {_size(p)}"
+    size = "KV and weight bytes unknown"
+    if p.kv_bytes is not None:
+        weights = f"{p.weights.total:,} B of weights" if p.weights else "weight bytes known when it is loaded"
+        size = f"{p.kv_bytes:,} B of KV, {weights}"
+    yield f"  {p.cell.id}  {p.cell.name or 'the only cell'}{role}: {size}"
     if p.problem:
         yield f"      {p.problem}"
     if (w := p.weights) and w.payload:
@@ -132,23 +137,10 @@ def _cell_lines(p: CellPlan) -> Iterator[str]:
         yield f"      scale: {_origin(p)[1]}"
 
 
-def _task_line(task: Task, reused: bool) -> str:
-    cells = f"{len(task.cells)} cell{'s' if len(task.cells) > 1 else ''}"
-    what = task.title
-    return f"  {'reuse' if reused else 'run  '}  {task.key}  {what} on {cells}"
-
-
 def _origin(p: CellPlan) -> tuple[str, str]:
     """Kind and source of the scales, of the resolved format where that is known."""
     name = p.decision.kv_format.resolved if p.decision else p.cell.spec["kv_format"]
     return origin(KV_FORMATS[name], p.cell.spec["scale"], p.scales)
-
-
-def _size(p: CellPlan) -> str:
-    if p.kv_bytes is None:
-        return "KV and weight bytes unknown"
-    weights = f"{p.weights.total:,} B of weights" if p.weights else "weight bytes known when it is loaded"
-    return f"{p.kv_bytes:,} B of KV, {weights}"
 
 
 def device_note(cells: list[CellPlan], environment: Mapping[str, Any]) -> list[str]:
@@ -160,13 +152,5 @@ def device_note(cells: list[CellPlan], environment: Mapping[str, Any]) -> list[s
     who = "cells need" if need == len(cells) else f"{need} of {len(cells)} cells need"
     return [
         f"note: {who} a CUDA device and this machine has none ({environment['device_reason']}); this is the "
-        f"plan for a "
-        "GPU, and a run here is refused: run it on a machine with a GPU, or remove device: cuda."
+        "plan for a GPU, and a run here is refused: run it on a machine with a GPU, or remove device: cuda."
     ]
-
-
-def _reasons(cells: list[CellPlan]) -> list[str]:
-    """What the reasons of the rejections mean, each sentence once."""
-    choices = [getattr(p.decision, aspect) for p in cells if p.decision for aspect in ASPECTS]
-    lines = dict.fromkeys(f"  {choice.reason}: {choice.sentence}" for choice in choices if choice.rejected)
-    return ["", *lines] if lines else []

@@ -1,8 +1,6 @@
-"""What `kvbench validate` finds: whether all of a matrix can run and answer its gate. Loads no model, needs
-no GPU.
+"""What `kvbench validate` finds: whether all of a matrix can run and answer its gate, without model or GPU.
 
-A problem (exit code 2) would stop a cell or leave a required check without a result; a note is information
-only.
+A problem (exit code 2) would stop a cell or leave a required check without a result; a note informs.
 """
 
 from __future__ import annotations
@@ -17,28 +15,26 @@ from kvbench.data.corpora import ABSENT
 from kvbench.errors import KvbenchError, NotAvailable, Refused, UsageError
 from kvbench.gate.coverage import uncovered
 from kvbench.gate.policy import Gate
-from kvbench.matrix.cells import Cell, Task
+from kvbench.matrix.cells import Cell
 from kvbench.matrix.load import Matrix
 from kvbench.matrix.resolve import ASPECTS, context_fault
 from kvbench.matrix.tasks import FingerprintData, data_names
-from kvbench.models.attention_facts import ModelFacts
+from kvbench.matrix.yaml import read
 from kvbench.models.source import config_facts
 from kvbench.preflight.plan import AT_LOAD, CellPlan, device_note, plan_cell
 from kvbench.run.task.checks import quality_on_random_weights, too_long
-from kvbench_kernels.support import Rejected
 
 MATRIX, GATE = "matrix", "gate"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found in one file. summary: a line on its content; facts: the models, and the data with its
-    digests."""
+    """What was found in one file."""
 
     file: str
     kind: str
-    summary: str
-    facts: tuple[str, ...] = ()
+    summary: str  # a line on its content
+    facts: tuple[str, ...] = ()  # the models, and the data with its digests
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -54,10 +50,7 @@ class Finding:
 
 
 def kind_of(path: Path) -> str:
-    """By its sections; a file that cannot be parsed counts as a matrix, and the loader reports its
-    mistakes."""
-    from kvbench.matrix.yaml import read
-
+    """By its sections; a file that cannot be parsed counts as a matrix, whose loader reports the mistakes."""
     try:
         data = read(path).data
     except UsageError:
@@ -79,18 +72,21 @@ def of_gate(gate: Gate) -> Finding:
 def of_matrix(
     matrix: Matrix, gate: Gate | None, digest_of: FingerprintData, environment: Mapping[str, Any]
 ) -> Finding:
-    """digest_of(name, split): sha256 of evaluation data, or "absent". environment: that of
-    `machine.host.host()`."""
+    """digest_of(name, split): sha256 of evaluation data, or "absent". environment: of `host()`."""
     plans = [plan_cell(cell) for cell in matrix.cells]
     data = {key: digest_of(*key) for task in matrix.tasks for key in data_names(task)}
     absent = sorted({name for (name, _), sha in data.items() if sha == ABSENT})
     open_checks = list(uncovered(gate, matrix.cells, matrix.tasks, absent))
     faults = [(p.cell.name, p.problem) for p in plans if p.problem]
+    judged = f"judged by {gate.name}" if gate else "no gate"
+    missing = (
+        "data {0} is missing, so what it measures is reported as not evaluated; pass a folder that holds it "
+        "with --data-dir, or see kvbench data fetch {0}."
+    )
     return Finding(
         str(matrix.path),
         MATRIX,
-        f"{len(matrix.cells)} cells, {len(matrix.tasks)} tasks, "
-        f"{f'judged by {gate.name}' if gate else 'no gate'}",
+        f"{len(matrix.cells)} cells, {len(matrix.tasks)} tasks, {judged}",
         facts=(*_models(matrix.cells), *(_data_line(*key, sha) for key, sha in data.items())),
         problems=(
             *_grouped((name, problem) for name, problem in faults if not problem.startswith(AT_LOAD)),
@@ -102,35 +98,26 @@ def of_matrix(
             *_grouped((name, problem) for name, problem in faults if problem.startswith(AT_LOAD)),
             *_grouped(_fallbacks(plans)),
             *(found.sentence for found in open_checks if not found.check.required),
-            *(
-                f"data {name} is missing, so what it measures is reported as not evaluated; pass a folder "
-                f"that holds "
-                f"it with --data-dir, or see kvbench data fetch {name}."
-                for name in absent
-            ),
+            *(missing.format(name) for name in absent),
         ),
     )
 
 
 def _models(cells: Sequence[Cell]) -> Iterator[str]:
-    """`model NAME: llama, 30 layers of full attention, 9 query heads on 3 KV heads of 64, at most 8192
-    positions`"""
+    """`model NAME: llama, 30 layers of full attention, 9 query heads on 3 KV heads of 64, at most ...`"""
     seen = {(c.spec["model"], c.spec["model_revision"]): c.spec for c in cells}
     for (name, _), spec in seen.items():
         try:
-            yield f"model {name}: {described(config_facts(spec))}"
+            facts = config_facts(spec)
         except KvbenchError:
             yield f"model {name}: its config could not be read; see below"
-
-
-def described(facts: ModelFacts) -> str:
-    kinds = Counter(layer.kind for layer in facts.layers)
-    attention = " and ".join(f"{count} layers of {kind} attention" for kind, count in kinds.items())
-    shapes = dict.fromkeys(
-        f"{x.q_heads} query heads on {x.shape.kv_heads} KV heads of {x.shape.head_dim}" for x in facts.layers
-    )
-    limit = f", at most {facts.max_context} positions" if facts.max_context else ""
-    return f"{facts.model_type}, {attention}, {'; '.join(shapes)}{limit}"
+            continue
+        kinds = Counter(layer.kind for layer in facts.layers)
+        attention = " and ".join(f"{count} layers of {kind} attention" for kind, count in kinds.items())
+        heads = dict.fromkeys((x.q_heads, x.shape.kv_heads, x.shape.head_dim) for x in facts.layers)
+        shapes = "; ".join(f"{q} query heads on {n} KV heads of {dim}" for q, n, dim in heads)
+        limit = f", at most {facts.max_context} positions" if facts.max_context else ""
+        yield f"model {name}: {facts.model_type}, {attention}, {shapes}{limit}"
 
 
 def _data_line(name: str, split: str, sha: str) -> str:
@@ -164,15 +151,12 @@ def _refused_tasks(matrix: Matrix) -> Iterator[tuple[str, str]]:
     for task in matrix.tasks:
         if fault := quality_on_random_weights(task):
             yield names[task.cells[0]], fault.sentence
-        elif fault := _generates_too_much(task):
+            continue
+        try:
+            facts = config_facts(task.spec)
+        except (NotAvailable, Refused, UsageError):
+            continue
+        # The prompt fits the model, but what is generated after it does not; plan reports the other case.
+        fits = not context_fault(facts, task.spec.get("context", 0), 0)
+        if fits and (fault := too_long(task, facts)):
             yield names[task.cells[0]], f"{task.runner}: {fault.sentence}"
-
-
-def _generates_too_much(task: Task) -> Rejected | None:
-    """The prompt fits the model, but what is generated after it does not; plan reports a prompt that does not
-    fit."""
-    try:
-        facts = config_facts(task.spec)
-    except (NotAvailable, Refused, UsageError):
-        return None
-    return None if context_fault(facts, task.spec.get("context", 0), 0) else too_long(task, facts)

@@ -58,13 +58,9 @@ def plan_tasks(matrix: Matrix, run_dir: RunDir, rerun: Rerun) -> Plan:
     return Plan(todo, tuple(task for task in matrix.tasks if task.key in reused))
 
 
-class Executor(Protocol):
-    """Measures `plan.todo`: writes each task's record to `run_dir` and calls `watcher.task` and `.finished`.
-
-    An interrupt is raised after all its processes have ended.
-    """
-
-    def __call__(self, matrix: Matrix, plan: Plan, run_dir: RunDir, watcher: Watcher) -> None: ...
+# Measures `plan.todo`: writes each task's record to the folder and calls `watcher.task` and `.finished`. An
+# interrupt is raised after all its processes have ended.
+Executor = Callable[[Matrix, Plan, RunDir, Watcher], None]
 
 
 @dataclass(frozen=True)

@@ -13,26 +13,21 @@ from typer.testing import CliRunner
 
 from kvbench.cli.main import app
 from kvbench.preflight import checkup
-from kvbench.preflight.doctor import OK, PROBLEM, WARNING, Facts, Gpu, Line, Package, exit_code, lines
+from kvbench.preflight.doctor import OK, PROBLEM, WARNING, Facts, Gpu, Package, lines
 
 ENVIRONMENT = {
-    "kvbench": "0.1.0", "python": "3.12.1", "os": "Linux "
-                                                  "6.1", "machine": "x86_64", "cpu": "AMD EPYC",
-                                                  "cpu_cores": 8,
-    "cpu_cores_usable": 8, "memory_bytes": 64 * 10**9, "omp_num_threads": "4", "gpus": [], "device": "cpu",
+    "kvbench": "0.1.0", "python": "3.12.1", "os": "Linux 6.1", "machine": "x86_64", "cpu": "AMD EPYC",
+    "cpu_cores": 8, "cpu_cores_usable": 8, "memory_bytes": 64 * 10**9, "omp_num_threads": "4", "gpus": [], "device": "cpu",
     "device_reason": "no NVIDIA driver", "packages": {"triton": "3.6.0"},
 }  # fmt: skip
 STATE = {"reasons": ["idle"], "sm_mhz": 345, "sm_max_mhz": 1980, "memory_mhz": 3201, "memory_max_mhz": 3201,
-         "power_w": 75.4,
-         "power_limit_w": 700.0, "temperature_c": 31}  # fmt: skip
+         "power_w": 75.4, "power_limit_w": 700.0, "temperature_c": 31}  # fmt: skip
 GPU = Gpu("GPU 0 H200", "570.1", STATE, mig=False, ecc_errors=0, others=0, unread={})
 SOUND = Facts(
     environment=ENVIRONMENT, packages=(Package("torch", "2.11.0", ">=2.11,<2.14", True),), torch_fault="",
-    gpus=(), load=0.3,
-    free_cores=7.6, quota_cores=None, stolen=0.0, throttled=False,
+    gpus=(), load=0.3, free_cores=7.6, quota_cores=None, stolen=0.0, throttled=False,
     cache={"path": "/c", "writable": True, "free": 50 * 10**9, "bytes": 5, "left_over": 0},
-    data=("/d", 12, 12),
-    hub_allowed=False, hub_offline=False, interpreter=False,
+    data=("/d", 12, 12), hub_allowed=False, hub_offline=False, interpreter=False,
 )  # fmt: skip
 
 
@@ -46,16 +41,9 @@ def env(**changes: Any) -> Facts:
     return replace(SOUND, environment={**ENVIRONMENT, **changes})
 
 
-def state_of(facts: Facts, name: str) -> Line:
-    (line,) = [line for line in lines(facts) if line.name == name]
-    return line
-
-
 @pytest.mark.parametrize("facts", [SOUND, on()], ids=["cpu", "gpu"])
 def test_a_sound_machine_has_nothing_to_mend(facts):
-    found = lines(facts)
-    assert [line for line in found if line.state != OK or line.remedy] == []
-    assert exit_code(found) == 0
+    assert [line for line in lines(facts) if line.state != OK or line.remedy] == []
 
 
 def package(name: str, version: str | None, wanted: str, fits: bool | None) -> Facts:
@@ -71,11 +59,9 @@ THROTTLED = {**STATE, "reasons": ["sw thermal", "sw power cap"]}
 NO_TRITON = replace(on(), environment={**on().environment, "packages": {"triton": None}})
 NO_THREADS = replace(env(omp_num_threads=None), free_cores=6.6)
 CASES: dict[str, tuple[Facts, str, str, str]] = {
-    "too new": (package("torch", "2.14.0", ">=2.11,<2.14", False), "torch", PROBLEM,
-                "pip install 'torch>=2.11,<2.14'"),
+    "too new": (package("torch", "2.14.0", "<2.14", False), "torch", PROBLEM, "pip install 'torch<2.14'"),
     "missing": (package("scipy", None, ">=1.13", None), "scipy", PROBLEM, "pip install 'scipy>=1.13'"),
-    "broken": (replace(SOUND, packages=(), torch_fault="OSError: libcudart"), "torch", PROBLEM,
-               "install it again"),
+    "broken": (replace(SOUND, packages=(), torch_fault="OSError"), "torch", PROBLEM, "install it again"),
     "cpu build": (env(**CPU_BUILD), "device", WARNING, "CUDA build"),
     "hot": (on(state={**STATE, "temperature_c": 86}), "GPU 0 H200 temperature", WARNING, "cool"),
     "throttled": (on(state=THROTTLED), "GPU 0 H200 throttling", WARNING, "power limit"),
@@ -107,7 +93,6 @@ def test_each_fault_is_one_line_with_its_remedy(case):
     (line,) = [line for line in lines(facts) if line.state != OK]
     assert (line.name, line.state) == (name, state)
     assert remedy in line.remedy
-    assert exit_code(lines(facts)) == (1 if state == PROBLEM else 0)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +100,8 @@ def test_each_fault_is_one_line_with_its_remedy(case):
     [(SOUND, 3.5, OK), (SOUND, 3.4, WARNING), (env(omp_num_threads="1"), 0.0, OK)],  # one is the fewest
 )
 def test_a_core_that_is_mostly_free_counts(facts, free, state):
-    assert state_of(replace(facts, free_cores=free), "threads").state == state
+    (line,) = [line for line in lines(replace(facts, free_cores=free)) if line.name == "threads"]
+    assert line.state == state
 
 
 def test_unknown_is_not_said_to_be_fine():
@@ -125,7 +111,7 @@ def test_unknown_is_not_said_to_be_fine():
     assert not words & {"MIG", "ECC", "processes", "throttling", "steal", "quota"}
 
 
-def test_the_quota_of_a_control_group_and_of_those_above_it(tmp_path):
+def test_the_quota_of_control_groups_and_idle_ticks(tmp_path):
     proc, groups = tmp_path / "proc", tmp_path / "cg"
     (proc / "self").mkdir(parents=True)
     (groups / "a" / "b").mkdir(parents=True)
@@ -139,11 +125,8 @@ def test_the_quota_of_a_control_group_and_of_those_above_it(tmp_path):
         if text:
             path.write_text(text)
         assert checkup.quota_cores(proc, groups) == cores
-
-
-def test_idle_ticks_count_waiting_for_the_disk(tmp_path):
-    (tmp_path / "stat").write_text("cpu  10 0 5 70 7 1 1 2 0 0\ncpu0 1 1\n")
-    assert checkup.idle_ticks(tmp_path) == 77
+    (proc / "stat").write_text("cpu  10 0 5 70 7 1 1 2 0 0\ncpu0 1 1\n")
+    assert checkup.idle_ticks(proc) == 77  # waiting for the disk counts
 
 
 def test_packages_are_those_of_the_project():
