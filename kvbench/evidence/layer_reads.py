@@ -1,6 +1,4 @@
-"""E3-layers: each layer reads its own stored K and V, payload and scales, on an engine made like the measured
-one.
-"""
+"""E3-layers: each layer reads its own stored K and V, payload and scales."""
 
 from __future__ import annotations
 
@@ -29,11 +27,7 @@ class _Row:
 
 @torch.inference_mode()
 def probe_layers(make: Make, layers: int, page_size: int) -> Level:
-    """E3 for each layer, K and V, payload and scale: one sequence a change, all decoded in one packed
-    forward.
-
-    A row whose logits do not move was not read.
-    """
+    """One sequence a change, all decoded in one forward; a row whose logits do not move was not read."""
     engine = make(4 * layers + 2, page_size)
     store = engine.store
     first = engine.add()
@@ -84,16 +78,9 @@ def probe_layers(make: Make, layers: int, page_size: int) -> Level:
         elif not probe.same_bits(restored[at], reference[at]):
             faults.append(f"{_where(row.layer, row.name)} was restored, the logits were not")
     faults += _probe_shared(engine, shared, lambda: decode([first]), read)
-    probes = len(rows) + len(shared)
-    return probe.level_of(
-        "E3-layers",
-        faults,
-        "The read path is not the store",
-        f"{probes} changes, one a layer and side, each moved the logits.",
-        probes=probes,
-        moved=_layers(read, True),
-        unmoved=_layers(read, False),
-    )
+    facts = {"probes": len(read), "moved": _layers(read, True), "unmoved": _layers(read, False)}
+    right = f"{len(read)} changes, one a layer and side, each moved the logits."
+    return probe.level_of("E3-layers", faults, "The read path is not the store", right, **facts)
 
 
 def _where(layer: int, name: str) -> str:

@@ -1,6 +1,4 @@
-"""native-arm: whether the other engines of a task are native; and the worst evidence of several
-engines.
-"""
+"""native-arm: whether the other engines of a task are native; and the worst evidence of several engines."""
 
 from __future__ import annotations
 
@@ -28,31 +26,24 @@ def worst_of(examined: Sequence[tuple[Evidence, Any]], expected: Formats) -> tup
 
 
 def native_arm(shown: Sequence[tuple[Evidence, Formats]], own: int, native: int) -> Level:
-    """The level. shown: the evidence of each other engine with its expected formats, at
-    least one;
-    own, native: tokens that the measured engines and the native ones computed.
+    """The level. An engine in another format is a mismatch even where its other levels are unverified.
 
-    An engine in another format is a mismatch even where its other levels are unverified, so that no gate can
-    leave it out.
+    shown: the evidence of each other engine, at least one, with its expected formats; own, native: tokens
+    that the measured engines and the native ones computed.
     """
+    name, wrong = "native-arm", "The native arm is not native"
     if off := [evidence for evidence, formats in shown if _effective(evidence) != formats]:
         worst = min(off, key=rank)
         lost = next((f" {x.sentence}" for x in worst.levels if x.state == MISMATCH), "")
         sentence = f"it stores {worst.effective} and {worst.effective_weights} weights.{lost}"
-        return Level("native-arm", MISMATCH, f"The native arm is not native: {sentence}")
+        return Level(name, MISMATCH, f"{wrong}: {sentence}")
     worst = min((evidence for evidence, _ in shown), key=rank)
     if worst.state != VERIFIED:
         states = (MISMATCH,) if worst.state == MISMATCH else NOT_SHOWN
         lost = next(x.sentence for x in worst.levels if x.state in states)
         unverified = [x.name for x in worst.levels if x.state in NOT_SHOWN]
-        return Level(
-            "native-arm", worst.state, f"The native arm is not native: {lost}", {"unverified": unverified}
-        )
+        return Level(name, worst.state, f"{wrong}: {lost}", {"unverified": unverified})
     if own < native:
-        return Level(
-            "native-arm",
-            MISMATCH,
-            f"The measured engine computed {own} tokens and the native one {native}: the numbers are not "
-            "only the measured engine's.",
-        )
-    return Level("native-arm", VERIFIED, f"{len(shown)} native engine(s) of the task are native.")
+        tokens = f"The measured engine computed {own} tokens and the native one {native}"
+        return Level(name, MISMATCH, f"{tokens}: the numbers are not only the measured engine's.")
+    return Level(name, VERIFIED, f"{len(shown)} native engine(s) of the task are native.")

@@ -13,15 +13,13 @@ from kvbench.evidence.probe_values import Make, changed, level_of, probe_ids
 from kvbench.formats.kv import SIDES
 from kvbench.records.record import MISMATCH, Level
 
-SHARED = (
-    1e-3  # a row that moves by less, as a share of its largest logit, moved with arithmetic that rows share
-)
+# A row that moves by less, as a share of its largest logit, moved with arithmetic that rows share.
+SHARED = 1e-3
 
 
 @torch.inference_mode()
 def probe_pages(make: Make, page_size: int) -> Level:
-    """Two sequences of several pages decode together, once for each page, whose codes are changed in every
-    layer.
+    """Two sequences decode together, once for each page, whose codes are changed in every layer.
 
     The sequence that owns the page must move, the other must not. Free pages must move neither.
     """
@@ -59,12 +57,9 @@ def probe_pages(make: Make, page_size: int) -> Level:
         if must and not moved[owner] > 10 * moved[1 - owner]:
             faults.append(f"sequence {owner} does not read its page {column} (page {page} of the store)")
     free = store.num_pages - len(owned)
+    right = f"Each of {len(owned)} pages is read only by its own sequence, and {free} free ones by none."
     return level_of(
-        "E3-pages",
-        faults,
-        "Pages are not read as the table has them",
-        f"Each of {len(owned)} pages is read only by its own sequence, and {free} free ones by none.",
-        pages=store.num_pages,
+        "E3-pages", faults, "Pages are not read as the table has them", right, pages=store.num_pages
     )
 
 
@@ -85,8 +80,7 @@ def _decoded_with(engine: Engine, page: int, decode: Callable[[], Tensor]) -> Te
 def _must_read(engine: Engine, start: int, end: int, count: int) -> bool:
     """Whether the last of `count` tokens must read a page that holds the tokens `start` to `end` - 1.
 
-    The page must hold an earlier token that the window of some layer reaches; the last token's own slot is
-    written again.
+    It must hold an earlier token that some layer's window reaches; the last one's slot is written again.
     """
     last = min(end, count - 1) - 1
     windows = [layer.sliding_window for layer in engine.layers]

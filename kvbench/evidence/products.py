@@ -1,6 +1,4 @@
-"""E4-weights: the paths that FP8 linear layers took in the measured run, by (M, N, K), against its number of
-forwards.
-"""
+"""E4-weights: the paths that FP8 linear layers took in the measured run, by (M, N, K), for its forwards."""
 
 from __future__ import annotations
 
@@ -24,8 +22,7 @@ Products = Counter[tuple[str, Product]]
 
 
 def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[Launch]) -> tuple[Level, str]:
-    """The level, and the execution precision of the products: "native", or each path with the operands of its
-    kernels.
+    """The level, and the execution precision of the products: "native", or the paths.
 
     run, forwards: of the measured run, taken before any probe; step: the launches of one decode step.
     """
@@ -43,18 +40,10 @@ def products_level(engine: Engine, run: Products, forwards: int, step: Sequence[
     paths = dict.fromkeys(str(row["path"]) for row in table)
     calls = ", ".join(f"{path} {sum(r['calls'] for r in table if r['path'] == path)} times" for path in paths)
     where = "a probed decode step" if probed else f"each of {forwards} forwards"
-    level = level_of(
-        "E4-weights",
-        faults,
-        "Other products ran",
-        f"Every FP8 layer was computed in {where}: {calls}.",
-        gemm=engine.gemm,
-        forwards=forwards,
-        products_a_forward=expected.total(),
-        calls=_calls(run),
-        routes=table,
-        compiled=compiled_products(step),
-    )
+    right = f"Every FP8 layer was computed in {where}: {calls}."
+    facts = {"gemm": engine.gemm, "forwards": forwards, "products_a_forward": expected.total()}
+    facts |= {"calls": _calls(run), "routes": table, "compiled": compiled_products(step)}
+    level = level_of("E4-weights", faults, "Other products ran", right, **facts)
     return level, "not measured" if probed and not faults else " and ".join(paths)
 
 
@@ -98,16 +87,12 @@ def _counted(expected: Counter[tuple[int, int]], run: Products, forwards: int) -
             inputs[m, n, k] += count
     for n, k in ran | expected:
         if ran[n, k] != expected[n, k] * forwards:
-            yield (
-                f"weights of {n} x {k} were multiplied {ran[n, k]} times in {forwards} forwards, expected "
-                f"{expected[n, k]} a forward"
-            )
+            times = f"{ran[n, k]} times in {forwards} forwards, expected {expected[n, k]} a forward"
+            yield f"weights of {n} x {k} were multiplied {times}"
     for (m, n, k), count in inputs.items():
         if count:
-            yield (
-                f"products of {m} x {n} x {k} by FP8 activations and quantizations of their inputs differ "
-                f"by {count}"
-            )
+            what = f"products of {m} x {n} x {k} by FP8 activations"
+            yield f"{what} and quantizations of their inputs differ by {count}"
 
 
 def _calls(run: Products) -> dict[str, int]:
@@ -124,12 +109,6 @@ def _table(run: Products) -> Iterator[dict[str, Any]]:
         if kernel not in QUANTIZES:
             rows.setdefault((n, k, kernel), []).append((m, count))
     for (n, k, kernel), seen in sorted(rows.items()):
-        yield {
-            "n": n,
-            "k": k,
-            "path": path_of_kernel(kernel) or "unknown",
-            "kernel": kernel,
-            "calls": sum(c for _, c in seen),
-            "m_min": min(m for m, _ in seen),
-            "m_max": max(m for m, _ in seen),
-        }
+        calls, ms = sum(c for _, c in seen), [m for m, _ in seen]
+        row = {"n": n, "k": k, "path": path_of_kernel(kernel) or "unknown", "kernel": kernel}
+        yield row | {"calls": calls, "m_min": min(ms), "m_max": max(ms)}

@@ -21,28 +21,23 @@ from kvbench.engines.reference.kv.layer import indexable
 from kvbench.engines.reference.kv.pages import RESIDENT
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.errors import Refused
+from kvbench.formats import scales as source
 from kvbench.formats.checkpoint_scales import StoredScale
 from kvbench.formats.kv import SIDES
-from kvbench.formats.scales import (
-    CALIBRATED,
-    CHECKPOINT,
-    DEFAULT,
-    DYNAMIC,
-    FILE,
-    GIVEN,
-    Scale,
-    from_checkpoint,
-)
+from kvbench.formats.scales import Scale
 from kvbench.records.record import Level
 
 # Before `layers.N.`, of the language model and no other tower.
 _BEFORE = ("", "model.", "language_model.model.", "model.language_model.")
-# Behind `layers.N.`, for one side; the last is one number for both.
+# Behind `layers.N.self_attn.`, for one side; the last two are one number for both.
 _NAMES = (
-    "self_attn.{0}_proj.{0}_scale", "self_attn.{0}_scale", "self_attn.attn.{0}_scale",
-    "self_attn.{0}_proj.output_scale",
-    "self_attn.attn.kv_scale", "self_attn.kv_scale",
-)  # fmt: skip
+    "{0}_proj.{0}_scale",
+    "{0}_scale",
+    "attn.{0}_scale",
+    "{0}_proj.output_scale",
+    "attn.kv_scale",
+    "kv_scale",
+)
 
 
 def expected_scales(engine: Engine) -> list[tuple[Scale, Scale]]:
@@ -52,33 +47,32 @@ def expected_scales(engine: Engine) -> list[tuple[Scale, Scale]]:
     """
     scale, layers = engine.spec["scale"], range(len(engine.store.layers))
     if isinstance(scale, str):
-        held = _reread(engine.model.files, len(layers)) if from_checkpoint(scale) else {}
+        held = _reread(engine.model.files, len(layers)) if source.from_checkpoint(scale) else {}
         return [(_of_word(scale, held, layer, "k"), _of_word(scale, held, layer, "v")) for layer in layers]
     return list(zip(_given(scale, "k", layers), _given(scale, "v", layers), strict=True))
 
 
 def _given(scale: Any, side: str, layers: range) -> list[Scale]:
     named = isinstance(scale, Mapping)
-    source = next((source for source in (CALIBRATED, FILE) if named and source in scale), GIVEN)
+    kind = next((x for x in (source.CALIBRATED, source.FILE) if named and x in scale), source.GIVEN)
     value = scale[side] if named else scale
     if not isinstance(value, list | tuple):
-        return [Scale(float(value), source) for _ in layers]
+        return [Scale(float(value), kind) for _ in layers]
     if len(value) != len(layers):
-        raise Refused(
-            "scale_count", f"scale.{side} has {len(value)} values and the model has {len(layers)} layers."
-        )
-    return [Scale(float(value[layer]), source) for layer in layers]
+        sentence = f"scale.{side} has {len(value)} values and the model has {len(layers)} layers."
+        raise Refused("scale_count", sentence)
+    return [Scale(float(value[layer]), kind) for layer in layers]
 
 
 def _of_word(word: str, held: Mapping[tuple[int, str], StoredScale], layer: int, side: str) -> Scale:
     if found := held.get((layer, side)):
-        return Scale(found.value, CHECKPOINT, found.tensors[0])
-    if word == CHECKPOINT:
+        return Scale(found.value, source.CHECKPOINT, found.tensors[0])
+    if word == source.CHECKPOINT:
         raise Refused(
             "checkpoint_has_no_scales",
             f"The checkpoint's files have no scale of {side.upper()} for layer {layer}; export it again.",
         )
-    return Scale(1.0, DEFAULT)
+    return Scale(1.0, source.DEFAULT)
 
 
 def _reread(files: Sequence[Path], layers: int) -> dict[tuple[int, str], StoredScale]:
@@ -90,9 +84,8 @@ def _reread(files: Sequence[Path], layers: int) -> dict[tuple[int, str], StoredS
             where.update(dict.fromkeys(file.keys(), path))
         for layer in range(layers):
             for side in SIDES:
-                names = (
-                    f"{before}layers.{layer}.{name.format(side)}" for before in _BEFORE for name in _NAMES
-                )
+                ends = [f"layers.{layer}.self_attn.{name.format(side)}" for name in _NAMES]
+                names = (before + end for before in _BEFORE for end in ends)
                 if name := next(filter(where.__contains__, names), ""):
                     value = float(opened[where[name]].get_tensor(name).double())
                     found[layer, side] = StoredScale(value, (name,), where[name].name)
@@ -145,9 +138,8 @@ def provenance(engine: Engine, live: Sequence[Live], levels: Sequence[Level]) ->
     """One entry a layer: {layer, k, v, k_source, v_source, k_read, v_read}.
 
     live: of `live_scales`. A source is one of `kvbench.formats.scales.SOURCES`, None where the live value
-    differs from what
-    that source gives. read: whether changing the live scale moved logits in E3-layers; None where that was
-    not shown.
+    differs from what that source gives. read: whether changing the live scale moved logits in E3-layers; None
+    where that was not shown.
     """
     static = engine.store.fmt.scale_kind == "static"
     expected = expected_scales(engine) if static else None
@@ -157,13 +149,12 @@ def provenance(engine: Engine, live: Sequence[Live], levels: Sequence[Level]) ->
         row: dict[str, Any] = {"layer": layer, **held}
         for at, side in enumerate(SIDES):
             value = held[side]
-            if expected is None:
-                row[f"{side}_source"] = DYNAMIC
-            else:
-                wrong = not isinstance(value, float) or static_fault(
-                    torch.tensor([value]), expected[layer], at
+            row[f"{side}_source"] = source.DYNAMIC
+            if expected is not None:
+                sound = isinstance(value, float) and not static_fault(
+                    torch.tensor(value), expected[layer], at
                 )
-                row[f"{side}_source"] = None if wrong else expected[layer][at].source
+                row[f"{side}_source"] = expected[layer][at].source if sound else None
         for side in SIDES:
             name = f"{side}_scale"
             moved, unmoved = (layer in facts.get(key, {}).get(name, ()) for key in ("moved", "unmoved"))

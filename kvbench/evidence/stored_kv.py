@@ -1,5 +1,4 @@
-"""E1: dtypes and bytes of every layer. E2: stored codes and scales equal the reference quantizer's for the
-same K and V.
+"""E1: dtypes and bytes of every layer. E2: stored codes and scales are the reference quantizer's for K and V.
 
 Static scales are compared with their source; a checkpoint's are read again from its files.
 """
@@ -24,9 +23,7 @@ def asked_format(engine: Engine) -> KVFormat:
     return KV_FORMATS[engine.decision.kv_format.resolved]
 
 
-def live_format(
-    pages: LayerPages, side: str, native_dtype: torch.dtype, asked: KVFormat | None = None
-) -> str:
+def live_format(pages: LayerPages, side: str, native_dtype: torch.dtype, asked: KVFormat) -> str:
     """The format that one side of a layer is stored in, by its tensors alone; or a description of them.
 
     asked: the format to name where several have the same tensors.
@@ -34,12 +31,10 @@ def live_format(
     payload: Tensor = getattr(pages, side)
     scale: Tensor | None = getattr(pages, f"{side}_scale")
     kind = "none" if scale is None else "tensor" if scale.numel() == 1 else "token-head"
-    for fmt in (*([asked] if asked else []), *KV_FORMATS.values()):
-        stored = dtype_name(native_dtype) if fmt.payload_dtype is None else fmt.payload_dtype
-        same_scale = fmt.scale_granularity == kind and (
-            scale is None or dtype_name(scale.dtype) == fmt.scale_dtype
-        )
-        if dtype_name(payload.dtype) == stored and same_scale:
+    for fmt in (asked, *KV_FORMATS.values()):
+        same = dtype_name(payload.dtype) == (fmt.payload_dtype or dtype_name(native_dtype))
+        same_scale = scale is None or dtype_name(scale.dtype) == fmt.scale_dtype
+        if same and same_scale and fmt.scale_granularity == kind:
             return fmt.name
     scales = "no scales" if scale is None else f"{kind} {dtype_name(scale.dtype)} scales"
     return f"{dtype_name(payload.dtype)} with {scales}"
@@ -54,10 +49,8 @@ def bytes_level(engine: Engine) -> tuple[Level, str]:
             live = live_format(pages, side, engine.model.dtype, asked)
             found.add(live)
             if live != asked.name:
-                dtype = dtype_name(getattr(pages, side).dtype)
-                wrong.append(
-                    f"layer {index} {side.upper()} is stored as {live} ({dtype}), asked was {asked.name}"
-                )
+                found_as = f"{live} ({dtype_name(getattr(pages, side).dtype)})"
+                wrong.append(f"layer {index} {side.upper()} is stored as {found_as}, asked was {asked.name}")
         # By the resolved format's formula, so that a store of another format is not compared with itself.
         slots = store.num_pages * store.page_size
         expected = kv_bytes(asked, engine.layers[index].shape, slots, dtype_name(engine.model.dtype))
@@ -65,14 +58,9 @@ def bytes_level(engine: Engine) -> tuple[Level, str]:
         if live_bytes != expected:
             wrong.append(f"layer {index} holds {live_bytes.total} B, {asked.name} takes {expected.total} B")
     layers = len(store.layers)
-    level = level_of(
-        "E1",
-        wrong,
-        f"kv_format {asked.name} did not reach the store",
-        f"All {layers} layers store {asked.name}; live bytes equal the formula.",
-        layers=layers,
-        bytes=sum(store.live_bytes(i).total for i in range(layers)),
-    )
+    facts = {"layers": layers, "bytes": sum(store.live_bytes(i).total for i in range(layers))}
+    right = f"All {layers} layers store {asked.name}; live bytes equal the formula."
+    level = level_of("E1", wrong, f"kv_format {asked.name} did not reach the store", right, **facts)
     return level, found.pop() if len(found) == 1 else "mixed"
 
 
@@ -105,14 +93,9 @@ def codes_level(engine: Engine) -> Level:
             codes = stored(store, payload, slots)
             if not same_bits(codes, reference.codes):
                 wrong.append(f"{where}: {_code_fault(codes, reference.codes, page)}")
-    return level_of(
-        "E2",
-        wrong,
-        f"Stored data is not {asked.name} of the same K/V",
-        f"Codes and scales of {slots.numel()} tokens equal the reference quantizer.",
-        layers=len(store.layers),
-        tokens=int(slots.numel()),
-    )
+    facts = {"layers": len(store.layers), "tokens": slots.numel()}
+    right = f"Codes and scales of {slots.numel()} tokens equal the reference quantizer."
+    return level_of("E2", wrong, f"Stored data is not {asked.name} of the same K/V", right, **facts)
 
 
 def _scale_fault(
@@ -134,17 +117,15 @@ def _scale_fault(
         "all are those of another token": expected.roll(1, 0),
         "all are half of it": expected / 2,
     }
-    cause = next(
-        (f"; {name}" for name, scales in known.items() if scales is not None and same_bits(held, scales)), ""
-    )
+    same = (name for name, scales in known.items() if scales is not None and same_bits(held, scales))
+    cause = f"; {name}" if (name := next(same, "")) else ""
     if held.dtype == expected.dtype == torch.float16:
         steps = expected.view(torch.int16) - held.view(torch.int16)
         if bool(((steps == 0) | (steps == 1)).all()):
             cause = "; all are it or the FP16 number below it: rounded down"
-    return (
-        f"the stored scale of token {token}, head {head}, page {page[token].item()} is "
-        f"{held[token, head].item():.6g}, the reference {expected[token, head].item():.6g}{cause}"
-    )
+    where = f"token {token}, head {head}, page {page[token].item()}"
+    is_, reference = held[token, head].item(), expected[token, head].item()
+    return f"the stored scale of {where} is {is_:.6g}, the reference {reference:.6g}{cause}"
 
 
 def _code_fault(held: Tensor, expected: Tensor, page: Tensor) -> str:
@@ -155,8 +136,7 @@ def _code_fault(held: Tensor, expected: Tensor, page: Tensor) -> str:
     at = (held.float() != expected.float()).nonzero()
     if not len(at):
         return differ
-    token, head, element = at[0].tolist()
-    first = (
-        f"{held[token, head, element].item():.6g} is stored for {expected[token, head, element].item():.6g}"
-    )
-    return f"{differ}: in token {token}, head {head}, page {page[token].item()}, {first}"
+    token, head, _ = at[0].tolist()
+    is_, reference = (x[tuple(at[0])].item() for x in (held, expected))
+    where = f"token {token}, head {head}, page {page[token].item()}"
+    return f"{differ}: in {where}, {is_:.6g} is stored for {reference:.6g}"

@@ -1,13 +1,9 @@
-"""E1- and E2-weights: the effective precision of the weights, from the live modules and their codes and
-scales.
+"""E1- and E2-weights: the effective precision of the weights, from the live modules, codes and scales.
 
-E1-weights  every converted module holds codes and scales of the resolved format, with the formula's bytes and
-no second
-            copy of its weight; every other linear layer is native
-E2-weights  sampled codes and scales equal the source (the reference quantizer of the native weight, or the
-checkpoint);
-            every layer is within E4M3's rounding of its native weight; nothing has changed since it was
-            loaded
+E1-weights: every converted module holds codes and scales of the resolved format, with the formula's bytes and
+no second copy of its weight; every other linear layer is native. E2-weights: sampled codes and scales equal
+the source (the reference quantizer of the native weight, or the checkpoint); every layer is within E4M3's
+rounding of its native weight; nothing has changed since it was loaded.
 """
 
 from __future__ import annotations
@@ -67,12 +63,9 @@ def weights_level(loaded: LoadedModel, decision: Decision) -> tuple[Level, str]:
             if held != [expected.payload, expected.scales]:
                 wrong.append(f"{name} holds {sum(held)} B, {asked.name} takes {expected.total} B")
             beside = _beside(module)
-            if sum(beside.values()) >= held[0]:
+            if (size := sum(beside.values())) >= held[0]:
                 what = max(beside, key=lambda attribute: beside[attribute])
-                wrong.append(
-                    f"{name} holds {sum(beside.values())} B beside its codes, in {what}: its weight a "
-                    "second time"
-                )
+                wrong.append(f"{name} holds {size} B beside its codes, in {what}: its weight a second time")
         elif live == "native" and name in loaded.weights.stored:
             wrong.append(f"{name} is native, and FP8 in the checkpoint's files")
         elif live == "native" and _left_out(name, loaded):
@@ -84,22 +77,13 @@ def weights_level(loaded: LoadedModel, decision: Decision) -> tuple[Level, str]:
     right = f"{total} linear layers hold only {asked.name} codes and scales; live bytes equal the formula."
     if asked.name == "native":
         right = f"Every linear layer holds its weight in {dtype_name(loaded.dtype)}."
-    level = level_of(
-        "E1-weights",
-        wrong,
-        f"weights {asked.name} are not what the model holds",
-        right,
-        modules=total,
-        payload=payload,
-        scales=scales,
-        source=loaded.weights.source,
-    )
-    return level, effective
+    facts = {"modules": total, "payload": payload, "scales": scales, "source": loaded.weights.source}
+    what = f"weights {asked.name} are not what the model holds"
+    return level_of("E1-weights", wrong, what, right, **facts), effective
 
 
 def _left_out(name: str, loaded: LoadedModel) -> bool:
-    """Whether a native linear layer is among the decoder layers of a model that was quantized when it was
-    loaded.
+    """Whether a native linear layer is among the decoder layers of a model that was quantized on loading.
 
     A checkpoint may have such layers: its config names them, and the loader compares the files with it.
     """
@@ -162,15 +146,12 @@ def _outside(model: nn.Module) -> Iterator[str]:
     smallest = min((m.weight.numel() for m in fp8_modules(model).values()), default=0)
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     apart = ("_parameters", "_buffers", "_modules", "ahead", "group")
-    for name, module in model.named_modules():
-        for attribute, value in (
-            vars(module).items() if smallest and not isinstance(module, Fp8Linear) else ()
-        ):
-            found = (
-                {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(value)}
-                if attribute not in apart
-                else {}
-            )
+    native = [(name, m) for name, m in model.named_modules() if not isinstance(m, Fp8Linear)]
+    kept = [(name, *held) for name, module in native for held in vars(module).items()]
+    for name, attribute, value in kept if smallest else ():
+        if attribute not in apart:
+            storages = [tensor.untyped_storage() for tensor in _tensors(value)]
+            found = {storage.data_ptr(): storage.nbytes() for storage in storages}
             held = sum(size for at, size in found.items() if at not in own)
             if held >= smallest:
                 where = name or "the model"
@@ -208,34 +189,23 @@ def source_level(loaded: LoadedModel) -> Level:
         if not same_bits(codes, sample.codes):
             wrong.append(f"{where}: the stored codes differ from the source's")
         if sample.native is not None and (share := share_of_bound(sample.native, codes, scales)) > 1:
-            wrong.append(
-                f"{where}: stored values are up to {share:.3g} times E4M3's rounding from the native weight"
-            )
+            far = f"up to {share:.3g} times E4M3's rounding from the native weight"
+            wrong.append(f"{where}: stored values are {far}")
     for name, module in modules.items():
         if loaded.weights.checksums.get(name) != checksum(module.weight.data, module.weight_scale_inv.data):
             wrong.append(f"{name}: codes or scales are not those that the layer was loaded with")
         if (share := loaded.weights.shares.get(name, 0.0)) > 1:
-            wrong.append(
-                f"{name}: stored values were made up to {share:.3g} times E4M3's rounding from the native "
-                "weight"
-            )
-    native = native_checksums(loaded.model, modules)
-    changed = [
-        name
-        for name in {**loaded.weights.native, **native}
-        if loaded.weights.native.get(name) != native.get(name)
-    ]
+            far = f"up to {share:.3g} times E4M3's rounding from the native weight"
+            wrong.append(f"{name}: stored values were made {far}")
+    native, before = native_checksums(loaded.model, modules), loaded.weights.native
+    changed = [name for name in {**before, **native} if before.get(name) != native.get(name)]
     wrong += [f"{name}, which is native, is not what was loaded" for name in changed]
     if not samples:
         return Level("E2-weights", UNVERIFIED, "No sample of the source was kept when the model was loaded.")
     source = "the reference quantizer's" if samples[0].native is not None else "the checkpoint's"
-    return level_of(
-        "E2-weights",
-        wrong,
-        "Stored weights are not the source's",
-        f"Codes and scales of {len(samples)} sampled strips are {source}; those of all {len(modules)} "
-        f"layers, and {len(native)} native tensors, are as they were loaded.",
-        samples=len(samples),
-        checksums=len(loaded.weights.checksums),
-        native=len(native),
+    right = (
+        f"Codes and scales of {len(samples)} sampled strips are {source}; those of all {len(modules)} layers"
     )
+    right += f", and {len(native)} native tensors, are as they were loaded."
+    facts = {"samples": len(samples), "checksums": len(loaded.weights.checksums), "native": len(native)}
+    return level_of("E2-weights", wrong, "Stored weights are not the source's", right, **facts)

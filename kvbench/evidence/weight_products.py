@@ -19,20 +19,14 @@ from kvbench.evidence.stored_weights import fp8_modules, groups, source_level
 from kvbench.evidence.weight_reach import last_of_each, unreached
 from kvbench.matrix.resolve import Decision
 from kvbench.records.record import NOT_APPLICABLE, VERIFIED, Level
-from kvbench_kernels.gemm.blockwise import (
-    BLOCK,
-    dequantize_activation,
-    dequantize_blocks,
-    quantize_activation_torch,
-)
+from kvbench_kernels.gemm.blockwise import BLOCK, dequantize_activation, dequantize_blocks
+from kvbench_kernels.gemm.blockwise import quantize_activation_torch as quantize_activation
 from kvbench_kernels.gemm.fp8_linear import target_of
 from kvbench_kernels.gemm.fp8_route import W8A8, Path, route
 
-# Rows of the probes: of a decode step, and of a prompt.
-ROWS = (1, 130)
+ROWS = (1, 130)  # of the probes: a decode step's, and a prompt's
 
-# Up to ALL_ROWS rows of an output are all compared; of more, one in each stripe of STRIPE rows, at a moving
-# place.
+# Up to ALL_ROWS rows of an output are all compared; of more, one in each stripe of rows, at a moving place.
 ALL_ROWS, STRIPE = 64, 32
 
 # From so many columns on, the memory of a W8A8 product with several rows shows whether its weight was
@@ -86,7 +80,7 @@ def probe_after(
 
 
 def with_after(first: Level, after: Level) -> Level:
-    """A level of the model with what it was after a run: whichever does not hold, with the facts of both."""
+    """Whichever level does not hold, of a model and of it after a run, with the facts of both."""
     worse = after if first.state == VERIFIED else first
     return Level(first.name, worse.state, worse.sentence, {**first.facts, "after_run": dict(after.facts)})
 
@@ -98,12 +92,9 @@ Group = Sequence[tuple[str, Fp8Linear]]
 class _Probe:
     """What the products of a model showed so far.
 
-    unread, wrong: faults in words, of E3 and of E5; error: the largest, by path; seen: numbers of rows, by
-    path.
-    from_native, from_stored: squared distances of sampled outputs from those of native weights (None: no
-    sample kept
-    them) and of the stored ones. peak: most bytes that a fused product took beyond its output and x, as a
-    share of its codes.
+    unread, wrong: faults in words, of E3 and of E5; error, seen: the largest, and numbers of rows, by path.
+    from_native, from_stored: squared distances of sampled outputs from those of native weights (None: not
+    sampled) and of the stored ones. peak: most bytes of a fused product beyond output and x, by its codes.
     """
 
     loaded: LoadedModel
@@ -137,27 +128,23 @@ class _Probe:
             self._compare(name, m, stored, x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]))
 
         self.unread += unreached(make, names, work)
-        self.unread += [
-            f"{name} is not called" for name in fp8_modules(self.loaded.model) if name not in worked
-        ]
+        idle = (name for name in fp8_modules(self.loaded.model) if name not in worked)
+        self.unread += [f"{name} is not called" for name in idle]
 
     def _compare(self, name: str, m: Fp8Linear, stored: Tensor, x: Tensor, y: Tensor) -> None:
         """y [M, N] against x [M, K] times `stored` [N, K] plus bias in float64, in the rows of `compared`."""
         path, some = self._path(m, len(x)), compared(len(x)).to(x.device)
-        used = dequantize_activation(*quantize_activation_torch(x[some])) if path in W8A8 else x[some]
-        error = (
-            block_distance(y[some], used.double(), stored, m.bias) if bool(y.isfinite().all()) else math.inf
-        )
+        used = dequantize_activation(*quantize_activation(x[some])) if path in W8A8 else x[some]
+        finite = bool(y.isfinite().all())
+        error = block_distance(y[some], used.double(), stored, m.bias) if finite else math.inf
         self._judge(name, path, len(x), error)
 
     def _judge(self, name: str, path: Path, rows: int, error: float) -> None:
         self.error[path] = max(self.error.get(path, 0.0), error)
         self.seen.setdefault(path, set()).add(rows)
         if not error <= self._allowed(path):
-            self.wrong.append(
-                f"{name} is {error:.3g} of its norm away from the product with its codes and scales, by "
-                f"path {path} at {rows} row{'' if rows == 1 else 's'}"
-            )
+            away = f"{name} is {error:.3g} of its norm away from the product with its codes and scales"
+            self.wrong.append(f"{away}, by path {path} at {rows} row{'' if rows == 1 else 's'}")
 
     def product(self, group: Group, rows: int) -> None:
         """Checks one product at so many rows: its values, and that it follows what its modules store."""
@@ -188,20 +175,15 @@ class _Probe:
     @cached_property
     def columns(self) -> dict[int, int]:
         """Columns of the product that a layer (by id) is in, its siblings' included."""
-        return {
-            id(m): sum(other.out_features for _, other in group)
-            for group in groups(self.loaded.model)
-            for _, m in group
-        }
+        every = groups(self.loaded.model)
+        return {id(m): sum(other.out_features for _, other in group) for group in every for _, m in group}
 
     def _path(self, m: Fp8Linear, rows: int) -> Path:
-        n = self.columns[id(m)]
-        dtype = dtype_name(self.loaded.dtype)
-        return route(rows, n, m.in_features, dtype, target_of(self.loaded.device), self.gemm)
+        where = dtype_name(self.loaded.dtype), target_of(self.loaded.device)
+        return route(rows, self.columns[id(m)], m.in_features, *where, self.gemm)
 
     def _watched(self, group: Group, x: Tensor) -> list[Tensor]:
-        """The outputs; a fault is recorded when computing them took as much memory as half of the weight in
-        16 bits.
+        """The outputs; a fault is recorded when they took as much memory as half of the weight in 16 bits.
 
         The portable W8A8 product also keeps the parts of a sum that is split along K. With many rows and few
         columns they are as large as the weight, and the memory shows nothing.
@@ -222,17 +204,14 @@ class _Probe:
         share = (taken - expected) / size
         self.peak = max(self.peak or 0.0, share)
         if share >= 1:
-            row = "row" if rows == 1 else "rows"
-            self.wrong.append(
-                f"{group[0][0]} takes {taken} B for a product of {rows} {row}: its {size} weights are "
-                "dequantized to 16 bits"
-            )
+            took = f"{taken} B for a product of {rows} row{'' if rows == 1 else 's'}"
+            self.wrong.append(f"{group[0][0]} takes {took}: its {size} weights are dequantized to 16 bits")
         return out
 
     def _value(self, name: str, m: Fp8Linear, x: Tensor, y: Tensor) -> None:
         """y against the product with the dequantized weight in float64."""
         path = self._path(m, len(x))
-        used = dequantize_activation(*quantize_activation_torch(x)) if path in W8A8 else x.float()
+        used = dequantize_activation(*quantize_activation(x)) if path in W8A8 else x.float()
         stored = dequantize_blocks(m.weight.data, m.weight_scale_inv.data).double()
         self._judge(name, path, len(x), block_distance(y, used.double(), stored))
         for sample in self.loaded.weights.samples:
@@ -266,41 +245,33 @@ class _Probe:
             self.unread.append(f"restoring what {name} stores does not restore its output bit for bit")
 
     def e3(self) -> Level:
-        return level_of(
-            "E3-weights",
-            self.unread,
-            "Products do not read what the model stores",
-            f"{self.changes} changes of stored scales and codes each moved their module's output as they "
-            "must.",
-            changes=self.changes,
-        )
+        moved = "of stored scales and codes each moved their module's output as they must"
+        right = f"{self.changes} changes {moved}."
+        wrong = "Products do not read what the model stores"
+        return level_of("E3-weights", self.unread, wrong, right, changes=self.changes)
 
     def e5(self) -> Level:
-        # At most half as far: a checkpoint that was FP8 before has native weights equal to the stored ones up
-        # to rounding.
+        # At most half as far: native weights of a former FP8 checkpoint equal the stored ones up to rounding.
         if self.from_native is not None and not 4 * self.from_native >= self.from_stored:
             self.wrong.append(
                 "outputs are closer to those of native weights than to those of the stored ones"
             )
         errors = ", ".join(f"{path} within {error:.2g}" for path, error in self.error.items())
+        facts = {
+            "error": self.error,
+            "rows": {path: sorted(seen) for path, seen in self.seen.items()},
+            "distance_from_stored": self.from_stored**0.5,
+            "distance_from_native": None if self.from_native is None else self.from_native**0.5,
+            "peak_share_of_codes": self.peak,
+        }
+        right = f"Products are those of the dequantized weights: {errors}."
         return level_of(
-            "E5-weights",
-            self.wrong,
-            "Products are not those of the stored weights",
-            f"Products are those of the dequantized weights: {errors}.",
-            error=self.error,
-            rows={path: sorted(seen) for path, seen in self.seen.items()},
-            distance_from_stored=self.from_stored**0.5,
-            distance_from_native=None if self.from_native is None else self.from_native**0.5,
-            peak_share_of_codes=self.peak,
+            "E5-weights", self.wrong, "Products are not those of the stored weights", right, **facts
         )
 
 
 def probe_input(seed: int, rows: int, k: int) -> Tensor:
-    """[rows, k] float32 from N(0, 1), with four channels thirty times as large, as activations have.
-
-    The first rows are equal for any number of rows.
-    """
+    """[rows, k] float32 from N(0, 1), with four channels thirty times as large, as activations have."""
     x = torch.randn(rows, k, generator=torch.Generator().manual_seed(seed))
     x[:, :: max(1, k // 4)] *= 30
     return x
@@ -308,8 +279,7 @@ def probe_input(seed: int, rows: int, k: int) -> Tensor:
 
 def _outputs(group: Group, x: Tensor) -> list[Tensor]:
     """[M, N] each. The layers get [1, M, K], as they do from the engine."""
-    batch = x[None]
-    return [m(batch)[0].clone() for _, m in group]
+    return [m(x[None])[0].clone() for _, m in group]
 
 
 def compared(rows: int) -> Tensor:
@@ -323,12 +293,10 @@ def compared(rows: int) -> Tensor:
 
 
 def block_distance(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> float:
-    """Largest distance of 128 columns of a row of y [M, N] from those of x [M, K] times weight [N, K], plus
-    bias [N].
+    """Largest distance of 128 columns of a row of y [M, N] from x [M, K] times weight [N, K] plus bias [N].
 
-    Infinite where y is not finite. x and weight in float64. As a share of the expected norm, or of the norm
-    without cancellation, which rounding follows. A block of wrong codes or scales reaches 128 columns; a
-    whole row would hide it.
+    x and weight in float64; infinite where y is not finite. As a share of the expected norm, or of the norm
+    without cancellation, which rounding follows. A block of wrong codes has 128 columns; a row would hide it.
     """
     added = torch.zeros(len(weight), dtype=torch.float64, device=y.device) if bias is None else bias.double()
     expected, size = x @ weight.t() + added, (x.square() @ weight.square().t() + added.square()).sqrt()

@@ -1,6 +1,4 @@
-"""Whether the output of every FP8 layer reaches the logits: an MLP that is computed and then dropped is no
-part of the model.
-"""
+"""Whether the output of every FP8 layer reaches the logits, or is computed and then dropped."""
 
 from __future__ import annotations
 
@@ -11,26 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
-from kvbench.evidence.probe_values import probe_ids
+from kvbench.evidence.probe_values import Make, eager, probe_ids
 from kvbench.evidence.stored_weights import fp8_modules
 
 PROMPT = 3  # tokens of a row: with one, attention is always 1
 
 
-@torch.inference_mode()
-def unreached(
-    make: Callable[[int, int], Engine],
-    names: Sequence[str],
-    work: Callable[[str, Fp8Linear, Tensor, Tensor], None],
-) -> Iterator[str]:
-    """One row a name, all in one packed forward: the output of the module for its row is negated, and the row
-    must move.
+Work = Callable[[str, Fp8Linear, Tensor, Tensor], None]
 
-    make(sequences, tokens): an engine made as the measured one; names: of FP8 layers of its model.
-    work(name, module, input, output): called for each FP8 layer at work in the model, before anything is
-    negated.
+
+@torch.inference_mode()
+def unreached(make: Make, names: Sequence[str], work: Work) -> Iterator[str]:
+    """One row a name, all in one forward: the module's output for its row is negated; the row must move.
+
+    names: of FP8 layers. work(name, module, input, output): called for each before anything is negated.
     """
     engine = make(len(names) + 1, PROMPT)
     ids, seqs = probe_ids(engine, PROMPT), [engine.add() for _ in range(len(names) + 1)]
@@ -39,12 +32,11 @@ def unreached(
     def forward() -> Tensor:
         for seq in seqs:
             engine.truncate(seq, 0)
-        # All rows: a hook finds a module's rows by their number, and the output layer has as many as logits
-        # are asked for.
+        # All rows: a hook finds a module's rows by their number, and the output layer has those asked for.
         found = engine.forward([(seq, ids) for seq in seqs], "all")
         return torch.stack([rows.flatten() for rows in found])
 
-    with engine.eagerly(lambda attention: attention), ExitStack() as hooks:
+    with eager(engine), ExitStack() as hooks:
         with ExitStack() as watched:
             for name, module in modules.items():
                 watched.enter_context(module.register_forward_hook(_telling(name, work)))
@@ -62,9 +54,7 @@ def last_of_each(names: Sequence[str]) -> list[str]:
     return list({name.rpartition(".")[0]: name for name in names}.values())
 
 
-def _telling(
-    name: str, work: Callable[[str, Fp8Linear, Tensor, Tensor], None]
-) -> Callable[[Any, Any, Tensor], None]:
+def _telling(name: str, work: Work) -> Callable[[Any, Any, Tensor], None]:
     return lambda module, arguments, output: work(name, module, arguments[0], output)
 
 

@@ -4,8 +4,6 @@ Exporters write one number per layer and side. It is for E4M3, amax / 448, unles
 `kv_cache_scheme` names another format.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,11 +1,7 @@
-"""The `quantization_config` of an FP8 checkpoint with block scales, and the modules that it converts. No
-torch here.
+"""The `quantization_config` of an FP8 checkpoint with block scales, and what it converts. No torch here.
 
-quant_method "fp8" of transformers and vLLM has several layouts. One is loaded here; every other is refused by
-name, and so is an unknown key, which could change what the bytes mean.
+One layout of quant_method "fp8" is loaded; every other one and every unknown key is refused by name.
 """
-
-from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

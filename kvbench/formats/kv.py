@@ -4,8 +4,6 @@ A descriptor is the one place that says what a format stores. A KV format whose 
 one entry in `KV_FORMATS` and one quantizer of the same name (`kvbench_kernels.kv.quantize.quantizer`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,10 +90,6 @@ class KVFormat(StoredFormat):
     def qmax(self) -> float | None:
         """Largest magnitude of a code (127 for int8, 448 for e4m3), or None."""
         return self.payload.qmax if self.payload else None
-
-    def payload_bytes(self, native_dtype: str) -> int:
-        """Bytes of one stored element; `native_dtype` is the model's dtype name."""
-        return DTYPE_BYTES[self.payload_dtype or native_dtype]
 
     @property
     def scale_bytes(self) -> int:
@@ -210,7 +204,7 @@ def kv_bytes(fmt: KVFormat, shape: KVShape, tokens: int, native_dtype: str) -> S
     """Exact bytes of `tokens` token slots of one layer; a per-tensor scale is two elements a layer."""
     elements = tokens * shape.kv_heads * (shape.head_dim + shape.value_dim)
     scales = 2 * tokens * shape.kv_heads if fmt.scale_per_row else 2
-    return StoredBytes(elements * fmt.payload_bytes(native_dtype), scales * fmt.scale_bytes)
+    return StoredBytes(elements * DTYPE_BYTES[fmt.payload_dtype or native_dtype], scales * fmt.scale_bytes)
 
 
 def pages_for(tokens: int, page_size: int) -> int:

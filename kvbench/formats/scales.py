@@ -1,11 +1,8 @@
 """The source of a cell's static scales: the matrix, a file, the checkpoint, or 1.0 by default. No torch here.
 
 In a matrix `scale` may name a file that `kvbench calibrate` wrote, or one in the form that engines publish.
-Its content replaces the name in the cell, {"k": [one per layer], "v": [...], "calibrated" or "file": its
-origin}.
+Its content replaces the name in the cell, {"k": [one per layer], "v": [...], "calibrated" or "file"}.
 """
-
-from __future__ import annotations
 
 import math
 import re
@@ -81,13 +78,9 @@ def _path_fault(path: Path) -> str:
         path.stat()
     except FileNotFoundError:
         return "is a link to a file that does not exist" if path.is_symlink() else "does not exist"
-    except OSError as e:
-        return f"cannot be reached ({e.strerror})"
-    except ValueError as e:  # a null character
-        return f"cannot be reached ({e})"
-    if path.is_dir():
-        return "is a folder"
-    return "" if path.is_file() else "is not a regular file"
+    except (OSError, ValueError) as e:  # ValueError: a null character
+        return f"cannot be reached ({getattr(e, 'strerror', e)})"
+    return "is a folder" if path.is_dir() else "" if path.is_file() else "is not a regular file"
 
 
 def _fault(data: Any) -> str:

@@ -1,7 +1,5 @@
 """A cell from keyword arguments, for callers without a matrix: the same keys, values and refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

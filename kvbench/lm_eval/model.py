@@ -1,5 +1,4 @@
-"""The model `kvbench` of lm-evaluation-harness: every task runs through the quantized paged store, with
-evidence.
+"""The model `kvbench` of lm-evaluation-harness: tasks run through the paged store, with evidence.
 
 The only file that imports lm_eval (extra `lm-eval`). Releases of lm-eval with entry points find it by itself;
 for older ones `kvbench lm-eval` registers it. Each task has its own engine: a number is only returned if that

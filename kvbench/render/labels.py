@@ -1,7 +1,5 @@
 """Names of cells as a person reads them, short enough for a table and never ambiguous."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ A measured zero ("0"), a value that was not measured ("not measured") and a meas
 ("NaN") are never confused.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -77,6 +75,11 @@ def shown_row(row: Row) -> Shown:
     if row.unit is STEP and row.value is not None and row.value == row.n:
         return Shown(f"none in {row.n:,}", exact=exact(row.value))
     return shown(row.value, row.unit, (row.low, row.high), row.n, row.unit.signed)
+
+
+def finite(value: float | None) -> float | None:
+    """The value if it is a finite number, else None."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def exact(value: float) -> str:

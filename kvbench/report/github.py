@@ -10,8 +10,6 @@ without a line, such as an added baseline, belongs to the runner that measured i
 belongs to its check in the gate. If the matrix has changed since the run, no line is named.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The page stays below its size limit however large the matrix: what is left out i
 and JSON files always have everything.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence

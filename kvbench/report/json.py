@@ -3,8 +3,6 @@
 A value that is NaN is null with the note "NaN"; null without such a note was not measured.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Text from outside is put on one line, and every character that Markdown or HTML 
 backslash, so a name is shown as it is: no pipe ends a cell, no backtick opens code, no tag is a tag.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, NOT_EVALUATED, NOT_JUDGED, PASS, Outcome, Verdict
 from kvbench.matrix.cells import Task
@@ -12,12 +13,13 @@ from kvbench.metrics.collect import Row
 from kvbench.metrics.declare.units import BYTES
 from kvbench.records.record import OK, Record
 from kvbench.records.run import Manifest, Run
-from kvbench.render.labels import Labels
+from kvbench.render.labels import Label, Labels
 
 # Byte counts that the storage runner keeps as facts. Null stays "not measured": a run on a CPU has no device
 # peak, not a peak of 0.
 _FACT_METRICS = ("page_table_bytes", "held_bytes", "workspace_bytes", "device_peak_bytes")
 _WORST_FIRST = (FAIL, INCONCLUSIVE, NOT_EVALUATED)
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,13 @@ class JudgedRun:
             cells = tuple(cell for cell in task.cells if cell in self.run.cells)
             if record.runner == runner and record.status == OK and cells:
                 yield record, task, cells
+
+    def gathered(self, found: Iterable[tuple[K, Iterable[str]]]) -> list[tuple[K, tuple[Label, ...]]]:
+        """Each key once, in order of appearance, with the places of all its cells."""
+        cells: dict[K, list[str]] = {}
+        for key, own in found:
+            cells.setdefault(key, []).extend(own)
+        return [(key, self.labels.places(own)) for key, own in cells.items()]
 
     def with_fact_rows(self) -> JudgedRun:
         """The same run with the storage facts as additional rows, so that every output shows them alike."""

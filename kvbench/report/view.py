@@ -1,7 +1,5 @@
 """The view model: everything that a report shows, computed once. Templates and consoles only lay it out."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +20,6 @@ from kvbench.report.sections.notices import DeviceLine, Notice, device_lines, he
 from kvbench.report.sections.precision import (
     ChoiceLine,
     PrecisionGroup,
-    PrecisionLine,
     Proof,
     grouped,
     precision_lines,
@@ -128,6 +125,7 @@ def build(run: JudgedRun, definitions: Mapping[str, str] | None = None) -> View:
     passed = judged(run) and run.verdict.word != NOT_EVALUATED
     tones = {0: "pass" if passed else "incomplete", 1: "fail", 4: "inconclusive"}
     precision, device, tables = precision_lines(run), device_lines(run), metric_tables(run)
+    fell = ((x, line.label.cells) for line in precision for x in line.choices if x.fell_back)
     cell_keys, fixed = _split_keys(run)
     bars, bars_of = costs.byte_bars(run)
     stamp, utc = manifest.created_at, manifest.created_at.endswith("+00:00")
@@ -143,7 +141,7 @@ def build(run: JudgedRun, definitions: Mapping[str, str] | None = None) -> View:
         release=release(run, precision),
         notices=tuple(notices(run, device)),
         failures=failures(run, precision),
-        fallbacks=_fallbacks(run, precision),
+        fallbacks=tuple(Fallback(where, choice) for choice, where in run.gathered(fell)),
         resolved=bool(precision) and all(line.kv.resolved != NOT_MEASURED for line in precision),
         gaps=gaps(run),
         checks=check_groups(run),
@@ -198,15 +196,6 @@ def _plots(run: JudgedRun) -> dict[str, Any]:
             found[name], why = missing, one_line(f"{type(e).__name__}: {e}", 200)
             problems.append((section, f"A plot is missing: samples of a record cannot be read ({why})."))
     return {**found, "problems": tuple(problems)}
-
-
-def _fallbacks(run: JudgedRun, precision: Sequence[PrecisionLine]) -> tuple[Fallback, ...]:
-    where: dict[ChoiceLine, list[str]] = {}
-    for line in precision:
-        for choice in line.choices:
-            if choice.fell_back:
-                where.setdefault(choice, []).extend(line.label.cells)
-    return tuple(Fallback(run.labels.places(cells), choice) for choice, cells in where.items())
 
 
 def _split_keys(run: JudgedRun) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:

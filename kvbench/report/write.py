@@ -1,7 +1,5 @@
 """The report's files, each written completely or not at all."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,13 +1,10 @@
-"""Token agreement with the native baseline over many greedy steps: teacher-forced, then free from the first
-divergence.
+"""Token agreement with the native baseline over many greedy steps: teacher-forced, then free.
 
 The baseline's task generates the greedy text and reads it twice more: in chunks with a neighbour in the batch
 (the noise floor, A/A), and behind a line end (a flip there means that the text itself is undecided). A
 candidate's task reads the baseline's text, then decodes freely from a few steps before the first difference:
 these must repeat the teacher-forced argmax, which shows that reading in chunks equals decoding.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
@@ -122,8 +119,7 @@ def _candidate(ctx: Context, engine: Engine, prompt: list[int]) -> tuple[dict[st
 def decode_from(
     engine: Engine, seq: int, prompt: list[int], native: list[int], trace: Trace, first: int | None, end: int
 ) -> tuple[list[int], list[int], list[int]]:
-    """Decode one token a forward: some steps of native history before `first` (None: the last ones), then
-    freely to `end`.
+    """Decode one token a forward: native history before `first` (None: its end), then freely to `end`.
 
     Returns the steps along the native history, those of them whose near-tie flipped, and the tokens from the
     divergence on. Raises KvbenchError for a flip that is no near-tie.

@@ -1,10 +1,8 @@
-"""The products of the model's linear layers, by path: their distance from the dequantized weight, and their
-time.
+"""The products of the model's linear layers, by path: distance from the dequantized weight, and time.
 
-For the first module of each shape (N, K): x is seeded, with a few large channels as activations have, and its
-first M rows are multiplied for every M of the sweep, which has both sides of every boundary of the route.
-Each output is compared with the float64 product of x and the dequantized weight; for the other layers of the
-shape some rows are compared, and the worst layer counts.
+For the first module of each shape (N, K) the first M rows of a seeded x are multiplied for every M of the
+sweep, which has both sides of every boundary of the route, and compared with the float64 product of x and the
+dequantized weight; for the other layers of the shape some rows are, and the worst layer counts.
 
 A decode step finds each layer's weights in memory, not in the L2 cache. So the timed calls go over the
 model's own layers of the shape in turn, as many as fill the L2 `COLD` times over, or all there are.
@@ -203,7 +201,6 @@ class Bench:
 
     @property
     def l2(self) -> int:
-        """Bytes."""
         return torch.cuda.get_device_properties(self.device).L2_cache_size
 
     def expected_path(self, product: Product, m: int) -> str:

@@ -1,11 +1,8 @@
-"""Free-running greedy decoding: the cell generates its own text, one token a forward, and the record keeps
-the tokens.
+"""Free-running greedy decoding: the cell generates its own text, one token a forward.
 
 Every token depends on what the cell stored before, so that errors may build up. An end-of-text token does not
 stop the decoding: the record has its position, and later tokens are not counted.
 """
-
-from __future__ import annotations
 
 from kvbench.data.corpora import corpus
 from kvbench.errors import UsageError

@@ -3,8 +3,6 @@
 The text is prefilled once. The K and V that each layer produced are compared with what its pages then hold.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,10 +42,8 @@ def run(ctx: Context) -> Measurement:
             for (layer, name), side in sides.items():
                 side.add(engine.taps[layer][SIDES.index(name)], *_held(engine, layer, name, slots))
     found = [{"layer": layer, "side": name, **side.numbers()} for (layer, name), side in sides.items()]
-    facts = {
-        "tokens": tokens,
-        "text_sha": content_hash(ids),
-        "format": fmt.name,
+    facts = {"tokens": tokens, "text_sha": content_hash(ids), "format": fmt.name}
+    facts |= {
         "error_is": "distance of stored from original values, as a share of the original's norm; "
         "clipped elements included",
         "bound_is": "worst element's error over what rounding may give it; clipped elements have no bound",

@@ -1,11 +1,8 @@
 """TTFT and ITL of one batch at one context length, interleaved with the native engine.
 
 A candidate's task measures the arms "baseline" and "candidate" (A B B A ...). A baseline's task measures one
-engine repeatedly, with all requests called "candidate"; neighbours give the noise floor. All get the same
-prompts.
+engine repeatedly, with all requests called "candidate"; neighbours give the noise floor.
 """
-
-from __future__ import annotations
 
 import os
 import random
@@ -37,11 +34,9 @@ Shape = tuple[int, int, int]  # sequences, tokens held, tokens added
 
 
 class EngineArm:
-    """A static batch on an engine: all prompts are submitted at once, each step gives every sequence one
-    token.
+    """A static batch on an engine: all prompts are submitted at once, each step is a token a sequence.
 
-    chunk: most tokens of a prefill forward; new_tokens: tokens of a request, whose pages are reserved at
-    once.
+    chunk: most tokens of a prefill forward; new_tokens: tokens of a request, whose pages are reserved.
     """
 
     def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], chunk: int, new_tokens: int) -> None:

@@ -1,11 +1,8 @@
-"""Multiple choice by log-probability (MMLU, C-Eval, ARC, cloze): lm-eval's prompts and scoring, question by
-question.
+"""Multiple choice by log-probability (MMLU, C-Eval, ARC, cloze): lm-eval's prompts and scoring.
 
 For the noise floor the baseline's task scores a spread subset twice more: with other neighbours in the batch,
 and after a line end, which does not change the meaning.
 """
-
-from __future__ import annotations
 
 import math
 from collections import defaultdict
@@ -28,9 +25,7 @@ Scores = dict[str, dict[str, list[float]]]  # by pass and id, one for each choic
 
 
 def run(ctx: Context) -> Measurement:
-    """Raises NotAvailable for a set that is not here, UsageError for options that conflict, KvbenchError when
-    more than `max_truncated` of the questions do not fit the model or none can be scored.
-    """
+    """Raises NotAvailable for a set that is not here, UsageError for options in conflict, KvbenchError."""
     options, tokenizer, window = ctx.options, ctx.model.tokenizer, ctx.model.facts.max_context
     task, shots, chat = options["tasks"], options["shots"], options["chat_template"]
     data = questions(task, ctx.data_dir)

@@ -4,12 +4,10 @@ The oracle quantizes the *original* K/V, dequantizes in float64 and attends by p
 loses a scale, a page or a head therefore differs from it, and so does an attention that reads the wrong one.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -80,12 +78,13 @@ def _run(ctx: Context) -> Measurement:
         Case(*case) for case in itertools.product((*GEOMETRIES, own), TOLERANCE, options["lengths"], VARIANTS)
     ]
     total = len(cases) + 1
-    rows, worst = [], ElementError(0.0, 0.0, "")
+    rows, worst, worst_case = [], (0.0, 0.0), ""
     for index, case in enumerate(cases):
         ctx.progress(index, total, case.name)
         row, error = bench.decode(case)
         rows.append(row)
-        worst = max(worst, error, key=lambda e: e.share_of_bound)
+        if error[0] > worst[0]:
+            worst, worst_case = error, case.name
     ctx.progress(len(cases), total, f"{options['steps']} steps without a model")
     steps = bench.steps(options["steps"], model.dtype)
     sizes = {"q_heads": STEP_HEADS, "kv_heads": STEP_SHAPE.kv_heads, "head_dim": STEP_SHAPE.head_dim}
@@ -97,20 +96,11 @@ def _run(ctx: Context) -> Measurement:
         "step_dtype": dtype_name(model.dtype),
         "max_abs_is": f"largest of each {-(-options['steps'] // BUCKETS)} steps",
         "scale": scale,
-        "element_error": asdict(worst),
+        "element_error": {"share_of_bound": worst[0], "max_abs": worst[1], "case": worst_case},
         "error_beside_outlier": error_beside_outlier(resolved, scale[0] if scale else None, 0),
         "oracle": "float64 einsum on the reference quantizer's codes of the original tensors",
     }
     return Measurement({"cases": rows, "steps": steps}, facts)
-
-
-@dataclass(frozen=True)
-class ElementError:
-    """The quantization error of a case's K/V: worst element, as a share of its bound and absolute."""
-
-    share_of_bound: float
-    max_abs: float
-    case: str
 
 
 @dataclass(frozen=True)
@@ -128,8 +118,8 @@ class Bench:
     backend: Backend = TORCH
     splits: int | None = None
 
-    def decode(self, case: Case) -> tuple[dict[str, Any], ElementError]:
-        """One decode step at `case.length`: its row of the record, and the quantization error of K and V."""
+    def decode(self, case: Case) -> tuple[dict[str, Any], tuple[float, float]]:
+        """One decode step: its row, and K/V's worst error as a share of its bound and absolute."""
         geometry, length, shape = case.geometry, case.length, case.geometry.shape
         draw = self._draws(case.dtype)
         q = draw(1, geometry.q_heads, 1, shape.head_dim)
@@ -163,12 +153,10 @@ class Bench:
             "cosine": F.cosine_similarity(*both, dim=0).item() if any(x.any() for x in both) else 1.0,
             "bound": TOLERANCE[case.dtype] * max(1.0, oracle_v.abs().max().item()),
         }
-        errors = [ElementError(*element_error(self.resolved, *x), case.name) for x in pair]
-        return row, max(errors, key=lambda e: e.share_of_bound)
+        return row, max((element_error(self.resolved, *x) for x in pair), key=lambda error: error[0])
 
     def steps(self, steps: int, dtype: torch.dtype) -> dict[str, Any]:
-        """Grow one sequence token by token in a native store and in this format's; attend in both with the
-        same q.
+        """Grow one sequence by tokens in a native store and in this format's; attend in both.
 
         Returns each step's argmax agreement (0 or 1) on a small random vocabulary, the largest logit
         difference (bucket maxima over the steps) and the smallest cosine of two logit rows.

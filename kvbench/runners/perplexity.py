@@ -1,11 +1,8 @@
-"""Perplexity through the paged store and, for a candidate, its divergence from a native engine on the same
-chunks.
+"""Perplexity through the paged store and, for a candidate, its divergence from a native engine.
 
 The record holds raw sums: for each chunk its NLL, scored tokens, document and sums of divergences, and for a
 sample of tokens the divergences themselves.
 """
-
-from __future__ import annotations
 
 import random
 import time
@@ -133,9 +130,7 @@ def _six_digits(values: Tensor, kept: Sequence[int]) -> list[float]:
 
 
 def run(ctx: Context) -> Measurement:
-    """Raises Refused("invalid_context") for a model with fewer positions than a chunk, KvbenchError for a
-    text with nothing to score, NotAvailable for a corpus that is not here.
-    """
+    """Raises Refused("invalid_context"), NotAvailable, and KvbenchError for a text with nothing to score."""
     options, protocol = ctx.options, ctx.options["protocol"]
     text = corpus(options["data"], ctx.data_dir, options["split"])
     chunked, facts = chunk_text(protocol, text, ctx.model.tokenizer)

@@ -1,12 +1,8 @@
-"""The cost of each part of the cache in KLD: one layer quantized or kept native, K against V, the first
-tokens.
+"""The cost of each part of the cache in KLD: one layer quantized or native, K against V, the first tokens.
 
-Each measurement uses a native engine whose writes, for the part in question, are quantized and dequantized
-first: the pages then hold the values of a real store of that part. To check this, the logits with every part
-quantized are compared with those of the cell's own engine over its quantized pages.
+The writes of a native engine are quantized and dequantized first, for the part in question. To check this,
+the logits with every part quantized are compared with those of the cell's own engine.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
@@ -41,11 +37,9 @@ APART = {"float32": 1e-3, "float16": evidence.APART, "bfloat16": evidence.APART}
 
 @dataclass(frozen=True)
 class Part:
-    """What is quantized: these layers, sides ("k", "v" or "kv") and positions [first, end); the rest is
-    native.
+    """What is quantized: these layers, sides ("k", "v" or "kv") and positions [first, end).
 
-    kind: "all", "side", "tokens", "alone" (one layer quantized), "kept" (one native) or "suggested"; of:
-    which.
+    kind: "all", "side", "tokens", "alone" (one layer quantized), "kept" (one native), "suggested"; of: which.
     """
 
     kind: str
@@ -87,9 +81,7 @@ class Writes(WriteObserver):
 
 
 def run(ctx: Context) -> Measurement:
-    """Raises Refused("invalid_context"), UsageError for too few documents, KvbenchError where everything
-    quantized does not give the logits of the cell's own engine.
-    """
+    """Raises Refused, UsageError for few documents, KvbenchError if "all" is not the cell's own engine."""
     options = ctx.options
     text = corpus(options["data"], ctx.data_dir)
     texts = document_heads(text, ctx.model.tokenizer, options["documents"], options["tokens"])
@@ -123,13 +115,10 @@ def run(ctx: Context) -> Measurement:
             f"Quantizing everything costs {_kld(found[0]):.3g} nat, but every part of kind {kinds} costs "
             "exactly 0: the parts were not quantized, so they are not measured."
         )
-    facts: dict[str, Any] = {
-        "text_sha": content_hash(texts),
-        "data_sha": text.sha256,
-        "data_source": text.source,
-    }
-    facts |= {"documents": len(texts), "tokens": [len(ids) for ids in texts], "first_tokens": first}
+    facts: dict[str, Any] = {"text_sha": content_hash(texts), "data_sha": text.sha256}
+    facts |= {"data_source": text.source, "documents": len(texts), "tokens": [len(ids) for ids in texts]}
     facts |= {
+        "first_tokens": first,
         "budget_pct": options["budget_pct"],
         "budget_bytes_per_token": room,
         "extra_bytes_per_token": extra,
@@ -158,11 +147,9 @@ def _parts(every: frozenset[int], first: int) -> Iterator[Part]:
 class _Texts:
     """Measures parts over all texts, each against native on the same text."""
 
-    def __init__(
-        self, ctx: Context, engine: Engine, native: Engine, texts: list[list[int]], total: int
-    ) -> None:
+    def __init__(self, ctx: Context, engine: Engine, native: Engine, texts: list[list[int]], n: int) -> None:
         self.ctx, self.engine, self.native, self.texts = ctx, engine, native, texts
-        self.total = total * len(texts)
+        self.total = n * len(texts)
         self.done = 0
         self.off_engine = 0.0  # largest |logit difference| of everything quantized from the cell's own engine
         self.largest_logit = 0.0  # of that engine

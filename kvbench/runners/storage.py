@@ -1,13 +1,10 @@
 """Live bytes of the KV store at the cell's batch and context, layer by layer, against the formula.
 
 The store is made for exactly `batch` sequences of `context` tokens, and all its pages are in use. On a GPU a
-real prefill and one decode step fill them, because the peak of allocated memory is measured there. Its parts
-are measured separately: memory before there are pages (weights, and `held_bytes` beyond them), the tensors of
-the pages, and what the run adds (`workspace_bytes`). With a second copy of the pages these would not add up
-to the peak.
+real prefill and one decode step fill them, and the parts of the peak are measured separately: memory before
+there are pages (weights, `held_bytes`), the tensors of the pages, and what the run adds (`workspace_bytes`).
+With a second copy of the pages these would not add up to the peak.
 """
-
-from __future__ import annotations
 
 import gc
 from dataclasses import asdict
@@ -57,15 +54,13 @@ def run(ctx: Context) -> Measurement:
         dtypes = {dtype_name(x.dtype) for x in (store.layers[index].k, store.layers[index].v)}
         row = {"layer": index, **asdict(live), "dtype": " + ".join(sorted(dtypes))}
         layers.append(row | {f"expected_{name}": size for name, size in asdict(expected).items()})
-    facts: dict[str, Any] = {
+    facts: dict[str, Any] = {"device_peak_bytes": peak, "held_bytes": held, "workspace_bytes": workspace}
+    facts |= {
         "tokens": tokens,
         "page_table_bytes": table.nbytes,
-        "held_bytes": held,
-        "workspace_bytes": workspace,
         **weight_facts(ctx.model, engine.decision.weights.resolved),
         "native_dtype": native_dtype,
         "native16_bytes": sum(kv_bytes(native, x.shape, tokens, "float16").total for x in engine.layers),
-        "device_peak_bytes": peak,
     }
     return Measurement({"layers": layers}, facts)
 
@@ -110,10 +105,8 @@ def weight_facts(loaded: LoadedModel, weights: str) -> dict[str, Any]:
     modules = fp8_modules(loaded.model).values()
     payload = sum(m.weight.nbytes for m in modules)
     scales = sum(m.weight_scale_inv.nbytes for m in modules)
-    return {
-        "weights_bytes": live,
-        "weight_payload_bytes": payload,
-        "weight_scale_bytes": scales,
+    facts = {"weights_bytes": live, "weight_payload_bytes": payload, "weight_scale_bytes": scales}
+    return facts | {
         "weight_native_bytes": live - payload - scales,
         "weight_bytes_formula": formula(loaded, weights),
         "weight_native16_bytes": sum(2 * t.numel() for t in _tensors(loaded).values()),

@@ -7,8 +7,6 @@ Garbage is collected before the first request and not again until the last one h
 warm-up requests of the measured shapes, so that compiling never falls into a measured one.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence

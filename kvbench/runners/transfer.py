@@ -1,10 +1,7 @@
-"""Swaps of a cell's batch to the host and back: bytes and seconds each way, and a check that every bit
-returns.
+"""Swaps of a cell's batch to the host and back: bytes and seconds each way, and a check of every bit.
 
 The pages hold seeded random bytes. While they are on the host, the device's pages are overwritten.
 """
-
-from __future__ import annotations
 
 import itertools
 import time

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page
+from typer.testing import CliRunner
 
+from kvbench.cli.main import app
 from kvbench.report.html import render
 from kvbench.report.view import build
 from tests.factories.runs.reported import fail, make
@@ -49,25 +51,16 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def page(kind: str) -> Path:
         if kind not in made:
             made[kind] = folder / f"{kind}.html"
-            if kind == "real":
-                _real(folder).rename(made[kind])
+            if kind == "real":  # what `kvbench run` writes of a small matrix
+                (folder / "m.yaml").write_text(MATRIX)
+                words = ["run", str(folder / "m.yaml"), "--out", str(folder / "out")]
+                assert CliRunner().invoke(app, words).exit_code == 0
+                (folder / "out" / "report.html").rename(made[kind])
             else:
                 made[kind].write_text(render(build(makers[kind]().judged)), encoding="utf-8")
         return made[kind]
 
     return page
-
-
-def _real(folder: Path) -> Path:
-    """The page that `kvbench run` writes of a small matrix."""
-    from typer.testing import CliRunner
-
-    from kvbench.cli.main import app
-
-    (folder / "m.yaml").write_text(MATRIX)
-    result = CliRunner().invoke(app, ["run", str(folder / "m.yaml"), "--out", str(folder / "out")])
-    assert result.exit_code == 0, result.output
-    return folder / "out" / "report.html"
 
 
 @pytest.fixture

@@ -98,8 +98,13 @@ def test_rows_are_filtered_by_words_and_by_outcome(show):
     assert all(row.is_visible() for row in rows.all())
 
 
-def test_a_value_of_the_matrix_is_read_out_and_leads_to_its_line(show):
+def test_a_value_of_the_matrix_has_its_shade_is_read_out_and_leads_to_its_line(show):
     page = show("formats")
+    table = page.locator(".heat", has_text="Latency: ITL mean")
+    read = "(c) => [Number(c.querySelector('data').value), Number(c.className.match(/q(\\d)/)[1])]"
+    steps = [step for _, step in sorted(table.locator("tbody td").evaluate_all(f"(all) => all.map({read})"))]
+    assert steps == sorted(steps)
+    assert (steps[0], steps[-1]) == (0, 8)
     cell = page.locator("#matrix .heat td a").first
     cell.focus()
     said = page.locator("#matrix .readout").inner_text()
@@ -112,17 +117,6 @@ def test_a_value_of_the_matrix_is_read_out_and_leads_to_its_line(show):
         """() => { const box = document.querySelector(':target').getBoundingClientRect();
         return box.top >= 0 && box.bottom <= innerHeight; }"""
     )
-
-
-def test_heat_shades_follow_the_values(show):
-    page = show("formats")
-    table = page.locator(".heat", has_text="Latency: ITL mean")
-    pairs = table.locator("tbody td").evaluate_all(
-        "(cells) => cells.map((c) => [Number(c.querySelector('data').value), Number(c.className.match(/q(\\d)/)[1])])"
-    )
-    steps = [step for _, step in sorted(pairs)]
-    assert steps == sorted(steps)
-    assert (steps[0], steps[-1]) == (0, 8)
 
 
 def luminance(colour):
@@ -155,19 +149,14 @@ def test_text_on_every_shade_of_the_scale_keeps_its_contrast(show, scheme):
             assert (light + 0.05) / (dark + 0.05) >= 4.5, (background, colour)
 
 
-def test_nothing_moves_by_itself(show):
-    """So a reader who wants no motion has none, and neither has anybody else."""
-    page = show("passing")
+def test_nothing_moves_and_on_paper_everything_is_open_and_no_control_is_printed(show):
+    page = show("failing")
     moving = """[...document.querySelectorAll("*")].filter((e) => {
       const style = getComputedStyle(e);
       const moves = style.animationName !== "none" || parseFloat(style.transitionDuration) > 0;
       return moves || style.scrollBehavior !== "auto";
     }).map((e) => e.tagName)"""
-    assert page.evaluate(moving) == []
-
-
-def test_on_paper_everything_is_open_and_no_control_is_printed(show):
-    page = show("failing")
+    assert page.evaluate(moving) == []  # whether or not a reader wants motion
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.locator("details:not([open])").count() == 0

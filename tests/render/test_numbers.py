@@ -5,7 +5,7 @@ import math
 import pytest
 
 from kvbench.metrics.collect import Row
-from kvbench.metrics.declare.units import BYTES, MS, NUMBER, PERCENT, POINTS, RATIO, UNITS
+from kvbench.metrics.declare.units import BYTES, MS, NUMBER, PERCENT, POINTS, RATIO, STEP, UNITS
 from kvbench.render.numbers import bytes_text, exact, fact, flatten, one_line, plain, shown, shown_row
 
 
@@ -67,10 +67,12 @@ def test_an_interval_that_is_none_does_not_break_the_value(low, high):
     assert shown(2.0, RATIO, (low, high)).text == "2"
 
 
-def test_differences_carry_their_sign():
+def test_differences_carry_their_sign_and_what_was_not_seen_is_no_step():
     row = Row("c", "ppl_delta_pct", "", 0.0816, PERCENT, 10, -0.0123, 0.1755)
     assert shown_row(row).brief == "+0.082 % [-0.012, +0.175]"
     assert shown_row(Row("c", "mcq_delta_pt", "", -0.5, POINTS)).text == "-0.5"
+    steps = [shown_row(Row("c", "first_divergence", "", n, STEP, 2048)).brief for n in (2048, 2047, 0, None)]
+    assert steps == ["none in 2,048", "2,047 step", "0 step", "not measured"]
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, 2**53 + 1])

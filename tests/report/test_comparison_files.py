@@ -115,20 +115,15 @@ def test_options(before, after, words, code, text):
         assert kvbench(*words).exit_code == 2
 
 
-def test_unlike_runs_write_nothing(before, tmp_path):
-    other = stored(latency(repeats=40), "B")
-    for task in other.run.tasks:
-        task.options["new_tokens"] = 9  # type: ignore[index]
-    page = tmp_path / "c.html"
-    result = kvbench("compare", before, on_disk(other, tmp_path / "other"), "--html", page)
-    assert result.exit_code == 2
-    assert "latency: option new_tokens is 7 in A and 9 in B." in result.output
-    assert not page.exists()
-
-
-def test_no_half_written_file_is_left(before, after, tmp_path, monkeypatch) -> None:
+def test_neither_unlike_runs_nor_a_fault_leave_a_file(before, after, tmp_path, monkeypatch):
     page, notes = tmp_path / "c.html", tmp_path / "c.md"
     notes.write_text("old")
+    other = stored(latency(repeats=40), "B")
+    for task in other.run.tasks:
+        task.options["new_tokens"] = 9
+    result = kvbench("compare", before, on_disk(other, tmp_path / "other"), "--html", page)
+    assert (result.exit_code, page.exists()) == (2, False)
+    assert "latency: option new_tokens is 7 in A and 9 in B." in result.output
 
     def broken(*_: Any) -> str:
         raise ValueError("no page")

@@ -2,12 +2,10 @@
 
 import io
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvbench.metrics.collect import TABLES
 from kvbench.report.console import show
 from kvbench.report.view import build
 from tests.report.hostile import HOSTILE, all_statuses
@@ -34,14 +32,6 @@ def printed(monkeypatch):
     return go
 
 
-def rows_of(text, title):
-    """The body of a table off a terminal, a list of cells a row."""
-    lines = text.splitlines()
-    lines = lines[lines.index(title) :]
-    lines = lines[: lines.index("")] if "" in lines else lines
-    return [[cell.strip() for cell in x.strip("|").split("|")] for x in lines if x.startswith("|")][1:]
-
-
 def test_colours_are_only_where_they_are_allowed(passing, printed, monkeypatch):
     assert re.search(r"\x1b\[1;32mPASS", printed(passing, Terminal()))
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -50,14 +40,6 @@ def test_colours_are_only_where_they_are_allowed(passing, printed, monkeypatch):
     assert "0.515625" in text
     monkeypatch.setenv("NO_COLOR", "1")
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", printed(passing, Terminal()))
-
-
-def test_the_verdict_and_the_paths_come_last_and_failures_before(failing, printed):
-    text = printed(failing, paths=[Path("runs/int8/report.html")])
-    assert text.splitlines()[-1] == "runs/int8/report.html"
-    assert re.match(r"FAIL  16 checks: 2 failed.*Exit code 1\.$", text.splitlines()[-2])
-    assert "int8_sym · batch 4 · context 512: E1: Layer 7 of 30 stores float32" in text
-    assert "+2.410 % [+2.020, +2.810] FAIL" in text
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "[red]x[/red]", "[/]", ":smile:"])
@@ -79,21 +61,6 @@ def test_one_model_is_named_once_above_all_tables(maker, printed):
     assert "Model:" not in printed(made)
 
 
-def test_the_backend_has_its_reason_if_it_is_not_the_requested_one(maker, passing, printed):
-    rejected = [["triton", "no_gpu"]]
-    chosen = {"requested": "auto", "resolved": "torch", "reason": "no_gpu", "rejected": rejected}
-
-    def change(r):
-        decision = {**r.decision, "backend": chosen} if r.spec["kv_format"] == "int8_sym" else r.decision
-        return replace(r, decision=decision)
-
-    rows = rows_of(printed(maker(fixed={"backend": "auto"}).with_records(change)), KV_TABLE)
-    backends = [("native (4 cells)", "torch"), ("int8_sym (4 cells)", "torch (no_gpu)")]
-    assert [(row[0], row[-1]) for row in rows] == backends
-    rows = rows_of(printed(passing.with_records(lambda r: replace(r, decision=None))), KV_TABLE)
-    assert {row[-1] for row in rows} == {"not resolved"}
-
-
 def test_a_narrow_terminal_cuts_no_word_of_the_precision_table(maker, printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -101,26 +68,6 @@ def test_a_narrow_terminal_cuts_no_word_of_the_precision_table(maker, printed, m
     table = text[text.index("Precision of") : text.index("Storage\n")]
     assert "…" not in table
     assert max(map(len, table.splitlines())) == 80
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(2048, "none in 2,048"), (2047, "2,047 step"), (0, "0 step"), (None, "not measured")]
-)
-def test_a_divergence_that_was_not_seen_is_no_step(passing, printed, value, text):
-    change = {"value": value, "partial": "limited"}
-    made = passing.with_rows(lambda r: replace(r, **change) if r.metric == "first_divergence" else r)
-    _, candidate = rows_of(printed(made), "Token agreement")
-    assert text in candidate
-    assert candidate[0].endswith("(partial)")
-
-
-def test_the_footnote_on_ratios_is_under_their_table_and_only_there(passing, maker, printed):
-    (note,) = {table.footnote for table in TABLES if table.key == "latency"}
-    lines = printed(passing).splitlines()
-    at = lines.index("Latency")
-    assert lines[lines.index("", at) - 1] == note
-    assert lines.count(note) == 1
-    assert note not in printed(maker(formats=["native"]))
 
 
 def test_quiet_prints_only_the_verdict_and_the_paths(passing):

@@ -50,19 +50,13 @@ def test_escapes(text, message, value):
     assert (github.in_message(text), github.in_property(text)) == (message, value)
 
 
-@pytest.mark.parametrize(
-    ("annotation", "command"),
-    [
-        (Annotation("error", "t", "s"), "::error title=t::s"),
-        (Annotation("warning", "t", "s", Place("m.yaml", None)), "::warning file=m.yaml,title=t::s"),
-        (
-            Annotation("error", "a: b, 5%", "x: 5%,\ny", Place("a,b:c%.yaml", 1)),
-            "::error file=a%2Cb%3Ac%25.yaml,line=1,title=a%3A b%2C 5%25::x: 5%25,%0Ay",
-        ),
-    ],
-)
-def test_commands(annotation, command):
-    assert annotation.command == command
+def test_commands():
+    odd = Annotation("error", "a: b, 5%", "x: 5%,\ny", Place("a,b:c%.yaml", 1))
+    assert odd.command == "::error file=a%2Cb%3Ac%25.yaml,line=1,title=a%3A b%2C 5%25::x: 5%25,%0Ay"
+    assert Annotation("error", "t", "s").command == "::error title=t::s"
+    assert (
+        Annotation("warning", "t", "s", Place("m.yaml", None)).command == "::warning file=m.yaml,title=t::s"
+    )
 
 
 def outcome(status, check="c", cells=("int8_sym-1-128",), metric="ppl", sentence="", **fields):
@@ -176,24 +170,16 @@ def test_a_path_that_is_no_file_is_no_place(stored, repository, path):
     assert places(moved(stored, path), repository)[0] is None
 
 
-def test_nothing_is_said_outside_github(failing, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert announce(failing.judged, None, {}) == []
-    assert announce(failing.judged, None, {"CI": "true", "GITHUB_ACTIONS": "false"}) == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_commands_are_one_line_each(maker, tmp_path, monkeypatch):
+def test_commands_are_one_line_each_and_nothing_is_said_outside_github(maker, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = re.compile(r"::(error|warning) title=[^:,\n\r]*(?:,[a-z]+=[^:,]*)*::[^\n\r]*")
     for text in HOSTILE:
-        for line in announce(all_statuses(maker, text).judged, None, {"GITHUB_ACTIONS": "true"}):
+        run = all_statuses(maker, text).judged
+        for line in announce(run, None, {"GITHUB_ACTIONS": "true"}):
             assert command.fullmatch(line), line
             line.encode("utf-8", errors="backslashreplace")
-
-
-def text_of(made, room):
-    return summary(build(made.judged), made.judged, room)
+        assert announce(run, None, {}) == announce(run, None, {"CI": "true", "GITHUB_ACTIONS": "false"}) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_summary_is_cut_by_whole_sections_and_says_which_are_left_out(failing):
@@ -237,10 +223,10 @@ def test_the_summary_is_appended_and_never_exceeds_the_limit(failing, tmp_path):
 
 
 def test_a_huge_run_fits(maker):
-    """2,000 checks and names of 500 characters."""
     made = all_statuses(maker, "量" * 500)
-    many = tuple(replace(made.verdict.outcomes[0], sentence=f"{i} " + "s" * 500) for i in range(2000))
-    text = text_of(replace(made, verdict=replace(made.verdict, outcomes=many)), SUMMARY_BYTES)
+    many = [replace(made.verdict.outcomes[0], sentence=f"{i} " + "s" * 500) for i in range(2000)]
+    made = made.with_outcomes(*many)
+    text = summary(build(made.judged), made.judged, SUMMARY_BYTES)
     assert 1000 < len(text.encode()) <= SUMMARY_BYTES
     assert "left out" in text
 

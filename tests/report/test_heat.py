@@ -72,15 +72,14 @@ def test_around_no_change_the_two_sides_have_two_colours_and_no_value_has_none(m
 
 def test_scales_make_the_columns_where_neither_batch_nor_context_varies(maker):
     made = maker(formats=("native", "int8_static", "fp8_e4m3_static"), batches=(1,), contexts=(128, 512))
-    for cell in made.manifest.cells:  # the contexts become two scales of the static formats
-        scale = None if cell.spec["kv_format"] == "native" else {128: 0.05, 512: 1.0}[cell.spec["context"]]
+    scales = {128: 0.05, 512: 1.0}  # the contexts become two scales of the static formats
+    for cell in made.manifest.cells:
+        scale = None if cell.spec["kv_format"] == "native" else scales[cell.spec["context"]]
         cell.spec.update({"scale": scale, "context": 128})
     for task in made.manifest.tasks:
         task.spec["scale"] = None
-    kept = tuple(c for c in made.manifest.cells if c.id != "native-1-512")
-    made = made.with_manifest(cells=kept).with_cells(
-        lambda cell: replace(cell, varied=("kv_format", "scale"), baseline="native-1-128")
-    )
+    made = made.with_manifest(cells=tuple(c for c in made.manifest.cells if c.id != "native-1-512"))
+    made = made.with_cells(lambda c: replace(c, varied=("kv_format", "scale"), baseline="native-1-128"))
 
     def change(row):
         factor = (2 if "512" in row.cell else 1) * (1 + len(row.cell))

@@ -38,19 +38,6 @@ def test_a_run_without_a_gate_is_no_pass(passing):
     assert (failed.word, failed.tone) == ("FAIL", "fail")
 
 
-@pytest.mark.parametrize(
-    ("fixed", "title"),
-    [
-        ({"trust_remote_code": True}, "Remote code trusted"),
-        ({"model_weights": "random"}, "Random weights"),
-        ({"plumbing": True}, "Plumbing test"),
-        ({"prefill_reads": "fresh"}, "Prompts read fresh K/V"),
-    ],
-)
-def test_a_model_that_changes_the_meaning_of_every_number(maker, fixed, title):
-    assert titles(maker(fixed=fixed)) == [title]
-
-
 @pytest.mark.parametrize(("of", "found"), [("abc", True), ("other", False)])
 def test_scales_calibrated_on_the_text_they_are_measured_on(passing, of, found):
     scale = {"k": [0.1], "v": [0.1], "calibrated": {"file": "s.json", "data_sha256": of}}
@@ -74,19 +61,13 @@ def test_a_busy_machine(passing, after, found):
     assert titles(busy) == ["The machine was busy"] * found
 
 
-def test_partial_and_unfinished_runs(passing):
+def test_a_partial_run_is_marked_where_it_is_partial(passing):
     why = "limited: first 6 chunks"
     made = passing.with_records(lambda r: replace(r, partial=why) if r.runner == "perplexity" else r)
     made = made.with_rows(lambda r: replace(r, partial=why) if r.metric.startswith("ppl") else r)
     view = build(made.judged)
     partial = {table.key: {line.partial for line in table.lines} for table in view.tables}
-    assert (partial["quality"], partial["latency"]) == ({why}, {""})
-    assert titles(made) == ["Partial run"]
-    assert view.gaps[-1].items[0].sentence == f"perplexity wikitext2: {why}"
-    made = replace(passing, records=passing.records[:-2])
-    assert titles(made) == ["Unfinished run"]
-    (item,) = build(made.judged).gaps[-1].items
-    assert item.where[0].text == "int8_sym · batch 4 · context 512"
+    assert (partial["quality"], partial["latency"], titles(made)) == ({why}, {""}, ["Partial run"])
 
 
 def view_of(run, **manifest):

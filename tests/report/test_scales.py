@@ -51,9 +51,6 @@ def test_what_records_of_a_cell_disagree_on_is_all_shown(maker):
     assert (k[0], k[1].split(" + ")[0], k[2]) == ("0.5 + 1", "checkpoint", "unproven")
     assert "unknown" in k[1]
     assert v == ("0.25", "checkpoint", "no")
-
-
-def test_ranges_of_dynamic_scales_are_joined(maker):
     ranges = [entry(0, [0.1, 0.2], [1, 2], **DYNAMIC)], [entry(0, [0.05, 0.15], [1, 3], **DYNAMIC)]
     (found,) = build(made_with(maker, *ranges).judged).scales
     assert [side[0] for side in found.rows[0].sides] == ["0.05 to 0.2", "1 to 3"]

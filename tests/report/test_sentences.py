@@ -1,22 +1,31 @@
-"""All sentences of the report in one reviewed file; other tests assert reasons, statuses and numbers.
+"""All sentences of the report, and whole outputs of a few runs, in two reviewed files; other tests assert
+reasons, statuses and numbers.
 
-After a deliberate change: `python -m tests.report.test_sentences > tests/report/sentences.txt`; read it.
+After a deliberate change: `python -m tests.report.test_sentences`; read the difference.
 """
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from kvbench.records.run import MergedFrom, Stopped
 from kvbench.records.shards import Shard, Share
+from kvbench.report.console import show, show_tables
+from kvbench.report.figures.drilldown import Grid
+from kvbench.report.figures.page import drilldowns, figures
 from kvbench.report.html import STEPS, shorter
+from kvbench.report.markdown import report
 from kvbench.report.view import View, build
 from tests.factories.runs.reported import Made, fail, make
+from tests.report.test_report_figures import full
 
-FILE = Path(__file__).with_name("sentences.txt")
+FOLDER = Path(__file__).parent
 
 
 def quality(made: Made, **fields) -> Made:
@@ -94,9 +103,49 @@ def text() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def test_every_sentence_is_the_reviewed_one():
-    assert text() == FILE.read_text(encoding="utf-8")
+def outputs() -> str:
+    """A failing run on the console and as Markdown; tables of numbers, captions and legends of all figures."""
+    failing, console = fail(make()).judged, io.StringIO()
+    show(build(failing), console, [Path("runs/int8/report.html")])
+    parts = [console.getvalue(), report(build(failing), failing)]
+    chosen = {
+        "requested": "auto",
+        "resolved": "torch",
+        "reason": "no_gpu",
+        "rejected": [["triton", "no_gpu"]],
+    }
+    made = make(("native", "int8_sym"), (1,), (128,), {"backend": "auto"})
+    made = made.with_records(
+        lambda r: replace(r, decision={**r.decision, "backend": chosen}, partial="5 of 9")
+    )
+    shown = io.StringIO()
+    show_tables(build(made.with_rows(lambda r: replace(r, partial="5 of 9")).judged), shown)
+    parts.append(shown.getvalue())
+    view = build(full(make).judged)
+    for figure in figures(view):
+        marks = [f"{mark} {colour} {name}" for mark, colour, name in figure.legend]
+        parts.append("\n".join([f"## {figure.section}", figure.caption, *marks, *figure.sentences]))
+        parts += map(grid_text, figure.grids)
+    parts += [grid_text(grid) for grids in drilldowns(view).values() for grid in grids]
+    lines = "\n\n".join(parts).splitlines()
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def grid_text(grid: Grid) -> str:
+    rows = [
+        " | ".join(c if isinstance(c, str) else f"{c.brief} {c.n}".strip() for c in row) for row in grid.rows
+    ]
+    return "\n".join([grid.summary, grid.note, " | ".join(grid.columns), *rows])
+
+
+REVIEWED = {"sentences.txt": text, "outputs.txt": outputs}
+
+
+@pytest.mark.parametrize("name", REVIEWED)
+def test_every_sentence_and_output_is_the_reviewed_one(name) -> None:
+    assert REVIEWED[name]() == (FOLDER / name).read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":
-    print(text(), end="")
+    for name, of in REVIEWED.items():
+        (FOLDER / name).write_text(of(), encoding="utf-8")

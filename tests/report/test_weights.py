@@ -42,10 +42,9 @@ def with_weights(made, effective, **decision):
     """The run with other weights in the evidence and decision of its int8_sym cell."""
 
     def change(r):
-        if "int8_sym" not in r.key:
-            return r
         evidence = {**r.evidence, "effective_weights": effective}
-        return replace(r, decision={**r.decision, **decision}, evidence=evidence)
+        changed = replace(r, decision={**r.decision, **decision}, evidence=evidence)
+        return changed if "int8_sym" in r.key else r
 
     return made.with_records(change)
 
@@ -93,17 +92,14 @@ def test_w8a8_and_w8a16_are_told_apart_in_every_output(fp8, passing):
     assert "Precision of the weights" not in printed(passing)
 
 
-def test_dequantized_weights_are_a_mismatch_though_every_level_is_verified(fp8):
-    made = with_weights(fp8, "native")
+def test_weights_that_ran_natively_are_a_mismatch_unless_the_resolver_says_why(fp8):
+    made = with_weights(fp8, "native")  # though every level is verified
     view = build(made.judged)
     assert [group.line.state for group in view.precision] == ["verified", "mismatch"]
     assert [finding.kind for finding in view.failures] == ["mismatch"]
     assert '<td class="is-fail"><strong>native</strong></td>' in render(view)
     cell = result_json(made.judged)["cells"][1]
     assert (cell["effective_weights"], cell["evidence"]["state"]) == ("native", "mismatch")
-
-
-def test_a_fallback_to_native_weights_is_shown_as_one(fp8):
     choice = {"requested": FP8, "resolved": "native", "reason": "no_kernel", "rejected": [[FP8, "no_kernel"]]}
     view = build(with_weights(fp8, "native", weights=choice).judged)
     assert {f.choice.aspect for f in view.fallbacks} == {"weights"}

@@ -122,8 +122,8 @@ def test_a01_t1_a_store_that_is_native_or_larger_than_asked_is_seen(runner_conte
     engine, native = ctx.engine, ctx.native
 
     def dropped(**size):
-        made = engine(**size)
-        made.store = native(**size).store
+        made = native(**size)
+        made.decision = engine(**size).decision
         return made
 
     object.__setattr__(ctx, "engine", dropped)

@@ -1,7 +1,5 @@
 """`kvbench reproduce`: a published table and the measured values, as text, Markdown and JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -13,7 +12,7 @@ from kvbench.compare.history import History, Line, Point
 from kvbench.compare.result import BETTER, WORSE
 from kvbench.metrics.collect import METRICS
 from kvbench.render import svg
-from kvbench.render.numbers import one_line, shown_row
+from kvbench.render.numbers import finite, one_line, shown_row
 from kvbench.report.compare import two_runs
 from kvbench.report.console import Printer
 from kvbench.report.html import page
@@ -151,7 +150,7 @@ def plots(result: History) -> list[Plot]:
     """The plots of all lines with at least two values. Equal histories give equal bytes."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in result.lines:
-        if sum(_known(point.row.value) is not None for point in line.points) > 1:
+        if sum(finite(point.row.value) is not None for point in line.points) > 1:
             groups.setdefault((line.metric, line.variant), []).append(line)
     found: list[Plot] = []
     for (metric, variant), lines in groups.items():
@@ -182,16 +181,12 @@ def _plot(result: History, metric: str, variant: str, lines: list[Line], key: st
 def _draw(panel: Axes, i: int, line: Line, shift: float) -> None:
     paint = svg.colour(i)
     for segment in line.segments:
-        known = [(p.run + shift, y, p.row) for p in segment if (y := _known(p.row.value)) is not None]
+        known = [(p.run + shift, y, p.row) for p in segment if (y := finite(p.row.value)) is not None]
         points = [(x, y) for x, y, _ in known]
         panel.plot(*svg.xy(points), color=paint, marker=svg.marker(i), markersize=5, linewidth=1.2)
         for x, _, row in known:
-            low, high = _known(row.low), _known(row.high)
+            low, high = finite(row.low), finite(row.high)
             if low is not None and high is not None:
                 panel.vlines(x, low, high, color=paint, linewidth=1.4)
-    rings = [(p.run + shift, y) for p in line.points if p.changed and (y := _known(p.row.value)) is not None]
+    rings = [(p.run + shift, y) for p in line.points if p.changed and (y := finite(p.row.value)) is not None]
     panel.plot(*svg.xy(rings), "o", markersize=13, markerfacecolor="none", markeredgecolor=svg.INK)
-
-
-def _known(value: float | None) -> float | None:
-    return value if value is not None and isfinite(value) else None

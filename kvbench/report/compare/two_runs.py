@@ -1,7 +1,5 @@
 """A comparison of stored runs on a console, as JSON, Markdown and HTML: faults first, then what is worse."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Sequence

@@ -1,10 +1,8 @@
 """The data of the figures of times, bytes and speed limits, from rows and records."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum, isfinite
+from math import fsum
 from statistics import median
 from typing import Any
 
@@ -13,7 +11,7 @@ from kvbench.machine.same_machine import apart
 from kvbench.metrics.collect import Row
 from kvbench.metrics.latency import step_bytes
 from kvbench.render.labels import Label
-from kvbench.render.numbers import one_line
+from kvbench.render.numbers import finite, one_line
 from kvbench.report.model import JudgedRun
 from kvbench.stats.intervals import Interval, clustered_ratio, median_interval
 
@@ -147,13 +145,13 @@ def time_series(run: JudgedRun, metric: str) -> tuple[TimeSeries, ...]:
     hosts: dict[str, list[Mapping[str, Any]]] = {}
     rows = [row for row in run.rows if row.metric == metric and row.cell in labels.cells]
     for row in sorted(rows, key=lambda row: labels.rank(labels.cell(row.cell))):
-        if row.value is None or not isfinite(row.value):
+        if (value := finite(row.value)) is None:
             continue
         spec = labels.cells[row.cell].spec
         repeats, interval = found.get(row.cell, ((), None))
         low, high = (row.low, row.high) if row.low is not None else interval or (None, None)
         name = labels.cell(row.cell).without("batch", "context")
-        point = TimePoint(spec["batch"], spec["context"], row.value, low, high, repeats, row.n)
+        point = TimePoint(spec["batch"], spec["context"], value, low, high, repeats, row.n)
         points.setdefault(name, []).append(point)
         hosts.setdefault(name, []).append(machines.get(row.cell, {}))
     return tuple(TimeSeries(name, tuple(own), apart(hosts[name])) for name, own in points.items())
@@ -187,7 +185,7 @@ def byte_bars(run: JudgedRun) -> tuple[tuple[ByteBar, ...], str]:
     if len(shown) > _MOST_BARS:
         of, shown = "the largest cells", [cell for cell in shown if sizes[cell] == max(sizes.values())]
     found = {(row.cell, row.metric): row.value for row in run.rows}
-    values = {key: int(value) for key, value in found.items() if value is not None and isfinite(value)}
+    values = {key: int(value) for key, x in found.items() if (value := finite(x)) is not None}
     bars = []
     for label in sorted((labels.cell(cell) for cell in shown), key=labels.rank):
         cell = label.cells[0]
@@ -212,7 +210,7 @@ def roof(run: JudgedRun) -> Roof | None:
         found = []
         for cell in cells if arms and reads else ():
             itl, rate = rows.get((cell, "itl_ms")), rows.get((cell, "decode_read_gb_s"))
-            if itl and rate and _positive(itl.value) and _positive(rate.value):
+            if itl and rate and all((finite(row.value) or 0) > 0 for row in (itl, rate)):
                 label, share = run.labels.cell(cell), rows.get((cell, "decode_bandwidth_share"))
                 line = label.without("batch", "context")
                 found.append(RoofPoint(label, line, *step_bytes(arms[0], reads), itl, rate, share))
@@ -232,10 +230,6 @@ def roof(run: JudgedRun) -> Roof | None:
     return Roof(tuple(points), tuple(copies), "; ".join(dict.fromkeys(reasons)), tuple(sorted(caches)))
 
 
-def _positive(value: float | None) -> bool:
-    return value is not None and isfinite(value) and value > 0
-
-
 def product_times(run: JudgedRun) -> tuple[ProductTimes, ...]:
     """The timed shapes of quantized weights, the largest shapes of each cell first."""
     found = []
@@ -251,7 +245,6 @@ def product_times(run: JudgedRun) -> tuple[ProductTimes, ...]:
                 if row.get("us")
             )
             warm = one_line(str(product.get("timed_with") or ""), 300)
-            found.append(
-                ProductTimes(name, n, k, rows, weight_bytes(fmt, n, k, "bfloat16").total, warm, dropped)
-            )
+            size = weight_bytes(fmt, n, k, "bfloat16").total
+            found.append(ProductTimes(name, n, k, rows, size, warm, dropped))
     return tuple(found)

@@ -3,8 +3,6 @@
 Each list is sorted worst first and cut to keep the page small; it holds the full count.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

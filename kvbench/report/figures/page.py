@@ -1,7 +1,5 @@
 """The figures of a page: each a drawing, its caption and its numbers. Drill-downs are numbers alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -63,9 +61,7 @@ def _legend(names: Sequence[str]) -> tuple[tuple[str, int, str], ...]:
 def _bytes(view: View) -> Figure:
     bars = view.bytes
     drawn = [part for part in (*STORED, "workspace") if any(getattr(bar, part) for bar in bars)]
-    caption = (
-        f"Bytes of {view.bytes_of}: stored for the cache, stacked by part, with the sum next to the bar."
-    )
+    caption = f"Bytes of {view.bytes_of}: stored for the cache, stacked by part; the sum is next to the bar."
     if any(bar.native16 for bar in bars):
         caption += " The vertical line is a 16-bit native cache of the same shape, by the formula."
     if "workspace" in drawn:
@@ -119,18 +115,15 @@ def _time(name: str, series: Sequence[TimeSeries], key: str, bars: str) -> Figur
         f"{name} with its 95% interval [low, high] over requests; n is the number of samples. Ratios to the "
         "baseline are paired and are in the table of latencies."
     )
-    grid = Grid(
-        f"{name} in numbers", note, ("Format", "Batch", "Context", f"{name} (ms)", "Each request (ms)"), rows
-    )
+    columns = ("Format", "Batch", "Context", f"{name} (ms)", "Each request (ms)")
+    grid = Grid(f"{name} in numbers", note, columns, rows)
     return Figure("latency", svg, caption, _legend([line.name for line in series]), (grid,))
 
 
 def _roof(view: View) -> Figure:
     roof = view.roof
     assert roof
-    caption = (
-        "The bytes that a decode step must read (weights, and the cache at its mean length) and its time."
-    )
+    caption = "The bytes that a decode step reads (weights, and the cache at its mean length), and its time."
     if roof.copy is not None:
         spread = ""
         if len(roof.copies) > 1:
@@ -239,12 +232,9 @@ def _agreement(view: View) -> Figure:
         "real. A dashed line is native compared with itself."
     )
     svg = plots.agreement_svg(lines, "Teacher-forced agreement with native by step")
-    passages = [
-        (f"{x.name}, step {x.first:,}", x.passage) for x in lines if x.passage and x.first is not None
-    ]
-    note = (
-        "[low, high] is a 95% interval over blocks of steps; n counts the steps. Steps are numbered from 0."
-    )
+    first = [(line, line.first, line.passage) for line in lines]
+    passages = [(f"{x.name}, step {n:,}", text) for x, n, text in first if text and n is not None]
+    note = "[low, high] is a 95% interval over blocks of steps; n counts the steps, numbered from 0."
     columns = (
         *("Given native's text", "Steps that agree (A/A: that differ)", "First divergence"),
         *("Native's top-2 margin there", "Divergence is"),
@@ -266,9 +256,7 @@ def _health(view: View) -> Figure:
     lines = view.health
     sides = [side for line in lines for side in line.sides.values()]
     zero = [name.partition(" (")[0] for name, of, _ in plots.HEALTH_PANELS if not any(map(of, sides))]
-    caption = (
-        "K (solid line, filled) and V (dashed, open) by layer. In the range of scales, K is the wide bar."
-    )
+    caption = "K (solid, filled) and V (dashed, open) by layer. In the range of scales, K is the wide bar."
     if zero:
         caption += f" Not drawn, because they are 0 in every layer: {', '.join(zero)}."
     svg = plots.health_svg(lines, "Numeric health of K and V by layer")

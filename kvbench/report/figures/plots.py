@@ -49,12 +49,8 @@ def _times_panel(
         panel.plot(*svg.xy(dots), ".", color=svg.colour(i), alpha=0.45, markersize=4)
         spans = [(x, p.low, p.high) for x, p in placed if p.low is not None and p.high is not None]
         panel.plot(*svg.uprights(spans), color=svg.colour(i), linewidth=1.4)
-        look: dict[str, Any] = {
-            "marker": svg.marker(i),
-            "markersize": 5,
-            "linewidth": 0 if line.apart else 1.2,
-        }
-        panel.plot(at, [p.value for p in points], color=svg.colour(i), **look)
+        look: dict[str, Any] = {"linewidth": 0 if line.apart else 1.2, "color": svg.colour(i)}
+        panel.plot(at, [p.value for p in points], marker=svg.marker(i), markersize=5, **look)
     panel.set(xlim=(-0.5, len(contexts) - 0.5), xlabel="context (tokens)")
     panel.set_title(f"batch {batch}", loc="left")
     panel.set_xticks(range(len(contexts)), [f"{context:,}" for context in contexts])
@@ -131,9 +127,8 @@ def products_svg(products: Sequence[costs.ProductTimes], title: str) -> str:
         for panel, product in zip(axes, products, strict=True):
             for i, key in enumerate(costs.TIMED):
                 found = [(m, times[key]) for m, _, times in product.rows if key in times]
-                panel.plot(
-                    *svg.xy(found), color=svg.colour(i), marker=svg.marker(i), markersize=3.5, linewidth=1.0
-                )
+                look: dict[str, Any] = {"marker": svg.marker(i), "markersize": 3.5, "linewidth": 1.0}
+                panel.plot(*svg.xy(found), color=svg.colour(i), **look)
             shape = f"{product.n} x {product.k}"
             panel.set_title(f"{one_line(product.name, 30)}\n{shape}" if several else shape, loc="left")
             svg.log_axis(panel, "x", sizes)
@@ -248,9 +243,8 @@ def agreement_svg(lines: Sequence[quality.AgreementLine], title: str) -> str:
         for i, line in enumerate(lines):
             paint, sign, under = svg.colour(i), svg.marker(i), min(4, len(lines) - 1 - i)
             width = 1.2 + 0.5 * under  # wider where later lines may cover it
-            panel.plot(
-                *svg.xy(line.points), color=paint, linewidth=width, linestyle=_DASHED if line.again else "-"
-            )
+            style = _DASHED if line.again else "-"
+            panel.plot(*svg.xy(line.points), color=paint, linewidth=width, linestyle=style)
             panel.plot(*svg.xy(line.points[-1:]), sign, color=paint, markersize=5)
             if line.first is not None and (share := line.at_first) is not None:
                 face, size = paint if line.real else "none", 8 + 2.5 * under

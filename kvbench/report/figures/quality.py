@@ -1,7 +1,5 @@
 """The data of the figures of quality, from rows and records: KLD, agreement, health, layers, scales."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,9 +137,8 @@ def _again(name: str, record: Record, flips: Sequence[int], row: Row | None) -> 
     steps = len(record.samples["tokens"])
     count = f"{len(flips)} of {steps:,} steps differ" if flips else f"none of {steps:,} steps differs"
     sentence = f"{count} when the baseline reads its own text a second time"
-    return AgreementLine(
-        f"{name}, repeated (A/A)", _curve(sorted(flips), steps), steps, row, sentence, again=True
-    )
+    curve = _curve(sorted(flips), steps)
+    return AgreementLine(f"{name}, repeated (A/A)", curve, steps, row, sentence, again=True)
 
 
 def _curve(differing: Sequence[int], steps: int) -> tuple[tuple[int, float], ...]:
@@ -197,6 +194,10 @@ class LayerLine:
     sentence: str
 
 
+_Part = Mapping[str, Any]
+_Parts = Mapping[tuple[str, Any], _Part]
+
+
 def layer_lines(run: JudgedRun) -> tuple[LayerLine, ...]:
     """One line per sensitivity record that has layers."""
     found = []
@@ -213,12 +214,7 @@ def layer_lines(run: JudgedRun) -> tuple[LayerLine, ...]:
     return tuple(found)
 
 
-def _layers_sentence(
-    parts: Mapping[tuple[str, Any], Mapping[str, Any]],
-    layers: Sequence[int],
-    alone: Sequence[Estimate],
-    facts: Mapping[str, Any],
-) -> str:
+def _layers_sentence(parts: _Parts, layers: Sequence[int], alone: Sequence[Estimate], facts: _Part) -> str:
     """`K alone costs 0.0068 nat, V alone 0.0007; the most costly layer is 3 (0.0002); layers 0, 3 ...`"""
     k, v = (kld(parts["side", side]).value for side in "kv")
     cost, worst = max(((one.value, -layer) for layer, one in zip(layers, alone, strict=True)))

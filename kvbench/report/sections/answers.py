@@ -1,7 +1,5 @@
 """The four answers about a candidate format: is it running, safe, worth it, what would change the verdict."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import isfinite, isinf
@@ -197,9 +195,8 @@ def _bytes(case: Case) -> tuple[str, bool | None]:
     """The saved bytes as text, and whether any are saved; None where no bytes were compared."""
     parts, saved = [], []
     for metric, what in (("kv_ratio", "KV cache"), ("weight_ratio", "Weights")):
-        values = (
-            [] if _unchanged(case, metric) else [r.value for r in case.rows(metric) if r.value is not None]
-        )
+        rows = [] if _unchanged(case, metric) else case.rows(metric)
+        values = [r.value for r in rows if r.value is not None]
         if not all(map(isfinite, values)):
             parts.append(f"{what}: a ratio to the baseline is not a number.")
             saved.append(False)
@@ -243,9 +240,8 @@ def _change(case: Case) -> Answer:
         return Answer("fix_failures", f"{count(len(failed), 'failed check')} must pass.", (), points)
     if missing := [o for o in outcomes if o.status == NOT_EVALUATED and o.required]:
         points = _first(case.sentence(o) for o in _by_check(missing))
-        return Answer(
-            "add_results", f"{count(len(missing), 'required result')} must be measured.", (), points
-        )
+        sentence = f"{count(len(missing), 'required result')} must be measured."
+        return Answer("add_results", sentence, (), points)
     if open_ := [o for o in outcomes if o.status == INCONCLUSIVE]:
         points = _first(map(_data, _by_check(open_)))
         return Answer("add_data", f"{count(len(open_), 'check')} must be decided.", (), points)

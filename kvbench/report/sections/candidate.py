@@ -1,7 +1,5 @@
 """A candidate format with everything that a run has about it, and the shape of an answer about it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ What was not measured stays "not measured"; a result on part of the data, or one
 presented as more than that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,11 +67,8 @@ def release(run: JudgedRun, precision: Sequence[PrecisionLine]) -> Release:
     cards.sort(key=lambda card: min(_WORST_FIRST.index(answer.tone) for answer in card.answers[:2]))
     # A gate may ask for less than the card: then an answer that is not a plain yes blocks the release.
     found = found or tuple(text for card in cards for text in card.open)
-    conclusion = (
-        "Ready",
-        "pass",
-        f"All checks of {one_line(str(run.manifest.gate), 200)} passed, on all of the data.",
-    )
+    gate = one_line(str(run.manifest.gate), 200)
+    conclusion = "Ready", "pass", f"All checks of {gate} passed, on all of the data."
     if run.verdict.exit_code:
         conclusion = _CONCLUSIONS.get(run.verdict.exit_code, _CONCLUSIONS[3])
     elif found:

@@ -1,7 +1,5 @@
 """The table of checks, and short texts about checks and places that several outputs share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,15 +42,15 @@ class CheckGroup:
 
 def check_groups(run: JudgedRun) -> tuple[CheckGroup, ...]:
     """Outcomes by check, in the gate's order; within a check those that did not pass come first."""
-    groups: dict[tuple[str, str, bool, str], dict[tuple[str, ...], list[str]]] = {}
+    groups: dict[tuple[str, str, bool, str], list[tuple[tuple[str, ...], tuple[str, ...]]]] = {}
     for o in run.verdict.outcomes:
         key = (one_line(o.check, 200), one_line(o.limit), o.required, one_line(o.why, 1000))
         sentence = one_line(run.labels.unnamed(o.sentence, o.cells), 1000)
         words = (one_line(o.variant, 120), o.status, value_text(o), sentence, mde_text(o), needed_text(o))
-        groups.setdefault(key, {}).setdefault(words, []).extend(o.cells)
+        groups.setdefault(key, []).append((words, o.cells))
     found = []
-    for key, where in groups.items():
-        lines = [CheckLine(run.labels.places(cells), *words) for words, cells in where.items()]
+    for key, own in groups.items():
+        lines = [CheckLine(where, *words) for words, where in run.gathered(own)]
         found.append(CheckGroup(*key, tuple(sorted(lines, key=lambda line: line.status == PASS))))
     return tuple(found)
 

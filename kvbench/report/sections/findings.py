@@ -1,7 +1,5 @@
 """Failures, fallbacks, and what was not measured in full, each with its place."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -77,10 +75,8 @@ def _missing(run: JudgedRun) -> Iterator[Finding]:
     waiting: dict[Label, list[str]] = {}
     for task in run.run.missing():
         waiting.setdefault(run.labels.task(task), []).append(_task_name(task))
-    cells: dict[str, list[str]] = {}
-    for label, names in waiting.items():
-        cells.setdefault(f"No record of {', '.join(names)}.", []).extend(label.cells)
-    items = tuple(Item(run.labels.places(ids), sentence) for sentence, ids in cells.items())
+    found = ((f"No record of {', '.join(names)}.", label.cells) for label, names in waiting.items())
+    items = tuple(Item(where, sentence) for sentence, where in run.gathered(found))
     if items and run.manifest.stopped:
         yield Finding("left out", f"Tasks {run.manifest.not_run}", items, _LEFT_OUT[run.manifest.stopped.by])
     elif items:
@@ -104,7 +100,7 @@ def _precision(run: JudgedRun, lines: Sequence[PrecisionLine], state: str, title
 
     A cell whose effective format differs from the resolved one is named even when no evidence level says so.
     """
-    where: dict[str, list[str]] = {}
+    found: list[tuple[str, tuple[str, ...]]] = []
     for line in lines:
         if state == UNVERIFIED and not line.kv.resolved:
             continue  # nothing ran; the gaps name the cell
@@ -119,10 +115,9 @@ def _precision(run: JudgedRun, lines: Sequence[PrecisionLine], state: str, title
             weights = (line.choice("weights"), line.effective_weights)
             choice, ran = weights if same else (line.kv, line.effective)
             sentences = [f"{choice.resolved} was resolved, but {ran} ran."]
-        for sentence in dict.fromkeys(sentences):
-            where.setdefault(one_line(sentence, _SENTENCE_LIMIT), []).extend(line.label.cells)
-    if where:
-        items = tuple(Item(run.labels.places(cells), sentence) for sentence, cells in where.items())
+        found += [(one_line(x, _SENTENCE_LIMIT), line.label.cells) for x in dict.fromkeys(sentences)]
+    if found:
+        items = tuple(Item(where, sentence) for sentence, where in run.gathered(found))
         yield Finding(state, title, items)
 
 
@@ -137,13 +132,13 @@ def _outcomes(run: JudgedRun, status: str, kind: str, shown: Sequence[str] = ())
         if o.status == status and not repeated and o.check not in _TASK_CHECKS:
             grouped.setdefault((o.check, o.variant), []).append(o)
     for (check, variant), outcomes in grouped.items():
-        where: dict[tuple[str, str, str], list[str]] = {}
+        found = []
         for o in outcomes:
             sentence = one_line(run.labels.unnamed(o.sentence, o.cells), _SENTENCE_LIMIT)
-            where.setdefault((sentence, value_text(o), one_line(o.limit)), []).extend(o.cells)
+            found.append(((sentence, value_text(o), one_line(o.limit)), o.cells))
         title = one_line(f"{check} ({variant})" if variant else check, 200)
         optional = "" if any(o.required for o in outcomes) else "Not required. "
-        items = tuple(Item(run.labels.places(cells), *key) for key, cells in where.items())
+        items = tuple(Item(where, *key) for key, where in run.gathered(found))
         yield Finding(kind, title, items, optional + one_line(outcomes[0].why, _SENTENCE_LIMIT))
 
 

@@ -4,8 +4,6 @@ its place on a scale.
 They are made from the metric tables, so that every cell links to its line.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from kvbench.formats.scales import short
 from kvbench.metrics.collect import METRICS
 from kvbench.metrics.declare.units import NUMBER
 from kvbench.render.labels import Label
-from kvbench.render.numbers import one_line
+from kvbench.render.numbers import finite, one_line
 from kvbench.report.model import JudgedRun
 from kvbench.report.sections.tables import Entry, Line, MetricTable
 
@@ -124,8 +122,7 @@ def _coordinate(run: JudgedRun, line: Line, key: str) -> Any:
 
 
 def _value(entry: Entry) -> float | None:
-    value = float(entry.shown.exact) if entry.shown.exact else None
-    return value if value is not None and math.isfinite(value) else None
+    return finite(float(entry.shown.exact)) if entry.shown.exact else None
 
 
 def _differs(line: Sequence[float | None]) -> bool:

@@ -2,8 +2,6 @@
 the state of the device while latency was measured.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,19 +136,13 @@ def _models(run: JudgedRun) -> Iterator[Notice]:
         remedy = "If this is not intended, correct the checkpoint or the matrix."
         yield warning("About the weights", f"{', '.join(of)}: {text}", remedy)
     if found := models("plumbing", True):
-        sentence = (
-            f"{found}: the results show that the parts work together; they do not measure a model's quality."
-        )
-        yield warning(
-            "Plumbing test", sentence, "To measure quality, use a real checkpoint without `plumbing`."
-        )
+        sentence = f"{found}: the results show that the parts work together, not how good the model is."
+        yield warning("Plumbing test", sentence, "For quality, use a real checkpoint without `plumbing`.")
     if found := models("model_weights", "random"):
         sentence = f"{found} has random weights: bytes and times are valid, quality numbers are meaningless."
         yield warning("Random weights", sentence, "To measure quality, use a real checkpoint.")
     if found := models("prefill_reads", "fresh"):
-        sentence = (
-            f"{found}: a prompt's own chunk is not read back from the quantized cache (prefill_reads: fresh)."
-        )
+        sentence = f"{found}: a prompt's own chunk is not read back from the cache (prefill_reads: fresh)."
         remedy = "Use prefill_reads: stored to include the error that a prompt gets from the quantized cache."
         yield warning("Prompts read fresh K/V", sentence, remedy)
 
@@ -165,9 +157,7 @@ def _calibrated(run: JudgedRun) -> Iterator[Notice]:
             what = f"{record.runner} {plain(record.options.get('data', ''), 60)}".strip()
             found[f"{plain(facts['file'], 60)} by {what}"] = None
     if found:
-        sentence = (
-            f"{', '.join(found)}: calibrated on the start of the same text, so its results are too good."
-        )
+        sentence = f"{', '.join(found)}: calibrated on the start of the same text; its results are too good."
         remedy = "Calibrate on another text (kvbench calibrate --data), or measure on another."
         yield info("Calibrated on the evaluation text", sentence, remedy)
 
@@ -176,9 +166,7 @@ def _coverage(run: JudgedRun) -> Iterator[Notice]:
     manifest = run.manifest
     if partial := sum(record.partial is not None for record in run.records):
         sentence = f"{partial} of {len(run.records)} results use only part of their data; they are marked."
-        yield info(
-            "Partial run", sentence, "For a release decision set the limits to null, which uses all data."
-        )
+        yield info("Partial run", sentence, "For a release decision set the limits to null (all data).")
     if share := manifest.shard:
         sentence = (
             f"This run has {len(share.tasks)} of {len(manifest.tasks)} tasks; others are not evaluated, "
@@ -188,9 +176,7 @@ def _coverage(run: JudgedRun) -> Iterator[Notice]:
         yield info(str(share.shard).capitalize(), sentence, remedy)
     if differences := manifest.merged and manifest.merged.differences:
         found = _first([plain(sentence, 300) for sentence in differences])
-        remedy = (
-            "Find the cause before you compare numbers: a task should give the same result on every host."
-        )
+        remedy = "Find the cause before comparing: a task should give the same result on every host."
         yield warning("Shards differ", found, remedy)
 
 
@@ -231,9 +217,8 @@ def _stopped(run: JudgedRun) -> Iterator[Notice]:
 def _busy(run: JudgedRun) -> Iterator[Notice]:
     """Other work on the machine while latency was measured: a load of more than one process a CPU."""
     loads = [load for record, _ in run.done() if (load := record.facts.get("host_load")) and load.get("cpus")]
-    high, cpus = max(
-        ((max(x["before"], x["after"]), x["cpus"]) for x in loads), key=lambda x: x[0] / x[1], default=(0, 1)
-    )
+    pairs = [(max(x["before"], x["after"]), x["cpus"]) for x in loads]
+    high, cpus = max(pairs, key=lambda pair: pair[0] / pair[1], default=(0, 1))
     if high > cpus + 1:
         sentence = f"A load of up to {high:.1f} on {cpus} CPUs while latency was measured affects the times."
         yield warning("The machine was busy", sentence, "Measure again on an idle one (kvbench doctor).")
@@ -278,12 +263,9 @@ def _ranges(arms: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> str:
     states = [(arm["device"]["before"], arm["device"]["after"]) for arm in arms if arm.get("device")]
     if capped := sum(any("sw power cap" in (end.get("reasons") or ()) for end in ends) for ends in states):
         found.append(f"sw power cap in {capped} of {len(arms)}")
-    for key, word, ms in (
-        ("quota_us", "CPU quota took", 1e-3),
-        ("thermal_ns", "thermal violations took", 1e-6),
-    ):
+    for key, word, ms in (("quota_us", "CPU quota", 1e-3), ("thermal_ns", "thermal violations", 1e-6)):
         if grown := [lost for ends in states if (lost := stability.grown(*ends, key))]:
-            found.append(f"{word} {sum(grown) * ms:.3g} ms")
+            found.append(f"{word} took {sum(grown) * ms:.3g} ms")
     grown_both = [[stability.grown(*ends, key) for key in ("steal_ticks", "cpu_ticks")] for ends in states]
     shares = [(steal, ticks) for steal, ticks in grown_both if steal is not None and ticks]
     if stolen := sum(steal for steal, _ in shares):  # by other machines of the host

@@ -3,8 +3,6 @@
 A cell has one decision and one piece of evidence a task; here they are combined, and the worst counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -120,13 +118,9 @@ def grouped(run: JudgedRun, lines: Sequence[PrecisionLine]) -> tuple[PrecisionGr
     for same in groups.values():
         reads = {read for line in same for read in line.reads}  # each once however many cells share it
         tokens, quantized = sum(n for _, n, _ in reads), sum(n for _, _, n in reads)
-        share = (
-            f"{quantized:,} of {tokens:,} tokens ({100 * quantized / tokens:.4g}%)"
-            if tokens
-            else NOT_MEASURED
-        )
+        text = f"{quantized:,} of {tokens:,} tokens ({100 * quantized / max(1, tokens):.4g}%)"
         where = run.labels.places([cell for line in same for cell in line.label.cells])
-        found.append(PrecisionGroup(where, same[0], share))
+        found.append(PrecisionGroup(where, same[0], text if tokens else NOT_MEASURED))
     return tuple(found)
 
 
@@ -141,10 +135,8 @@ class Proof:
 
 
 def proofs(run: JudgedRun, lines: Sequence[PrecisionLine]) -> tuple[Proof, ...]:
-    where: dict[tuple[str, tuple[ChoiceLine, ...], tuple[LevelLine, ...]], list[str]] = {}
-    for line in lines:
-        where.setdefault((line.state, line.choices, line.levels), []).extend(line.label.cells)
-    return tuple(Proof(run.labels.places(cells), *key) for key, cells in where.items())
+    keys = (((line.state, line.choices, line.levels), line.label.cells) for line in lines)
+    return tuple(Proof(where, *key) for key, where in run.gathered(keys))
 
 
 def precision_lines(run: JudgedRun) -> tuple[PrecisionLine, ...]:

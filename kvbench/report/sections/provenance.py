@@ -1,7 +1,5 @@
 """Scales of a quantized cache by layer: values, sources, and whether each was shown to be read."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,12 +39,12 @@ def provenances(run: JudgedRun) -> tuple[Provenance, ...]:
         if record.facts.get("scales"):
             for cell in task.cells:
                 facts_of.setdefault(cell, []).append(record.facts)
-    same: dict[tuple[str, str, tuple[ScaleRow, ...]], list[str]] = {}
+    same = []
     for cell in filter(facts_of.get, run.run.cells):
         rows = _rows([entry for facts in facts_of[cell] for entry in facts["scales"]])
         source = one_line("; ".join(dict.fromkeys(str(facts["scale_source"]) for facts in facts_of[cell])))
-        same.setdefault((summary(rows), source, rows), []).append(cell)
-    return tuple(Provenance(run.labels.places(cells), *key) for key, cells in same.items())
+        same.append(((summary(rows), source, rows), (cell,)))
+    return tuple(Provenance(where, *key) for key, where in run.gathered(same))
 
 
 def summary(rows: Sequence[ScaleRow]) -> str:

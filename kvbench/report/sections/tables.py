@@ -1,7 +1,5 @@
 """Metric tables: rows grouped into lines (one subject and variant each) under the declared columns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

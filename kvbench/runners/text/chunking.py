@@ -5,8 +5,6 @@ rows512     each row alone, in chunks of 512, the first token of each unscored
 llamacpp    one stream with llama.cpp's BOS, only whole chunks of 512, the second half of each scored
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass

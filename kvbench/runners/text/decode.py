@@ -1,12 +1,9 @@
 """Decoding over an engine: greedy, with drafted tokens verified in one forward, along a given history, and
 batches of prompts until each text ends.
 
-Drafting is prompt lookup: no second model, only repetitions of the history. It changes the number of
-forwards, never the text: a drafted token is kept only where it equals the argmax of plain decoding, and the
-store is truncated to the kept tokens. End-of-text tokens have no special meaning here: N steps are N tokens.
+Drafting is prompt lookup, and changes the number of forwards, never the text: a drafted token is kept only
+where it equals the argmax of plain decoding. End-of-text tokens have no special meaning.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

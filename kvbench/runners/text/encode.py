@@ -4,8 +4,6 @@ Nothing depends on a tokenizer's defaults: text is encoded without special token
 BOS that the tokenizer would add, unless the text already begins with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

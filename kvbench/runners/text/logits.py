@@ -4,8 +4,6 @@ Exponentials are float32, after the maximum is subtracted; their sums, the logar
 float64. No temporary has more than `ROWS` rows of the vocabulary, by device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ One deliberate difference: C-Eval's prompt ends in a full-width colon, after whi
 so its letters are scored without one (lm-eval scores " A" there).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,9 +1,7 @@
 """Log-probabilities of the choices of many questions, with their common prefix computed once.
 
-    prefix (once a group) -> fork for each question, run it -> fork for each choice, run all but its last
-
-A fork shares the full pages of its parent. Where every choice of a question is one token, the question's last
-logits give all its scores, and no choice is run.
+A forward over the prefix is forked for each question, and that for each choice; a fork shares the full pages
+of its parent. Where every choice is one token, the question's last logits give all scores.
 """
 
 from __future__ import annotations
