@@ -1,4 +1,4 @@
-"""lm-eval's tasks through the quantized store: equal to our own runner and to lm-eval's transformers model; faults withheld."""
+"""lm-eval's tasks through the quantized store: equal to our runner and to its own model; faults withheld."""
 
 import json
 import sys
@@ -70,7 +70,7 @@ def quantized():
 
 
 def test_native_answers_are_those_of_lm_evals_transformers_model(monkeypatch):
-    """Log-probabilities within 1e-3 of float32 sums; greedy flags and texts equal. 200 positions in pieces of 48: contexts and texts are cut."""
+    """Log-probabilities within 1e-3; flags and texts equal. 200 positions in pieces of 48: texts are cut."""
     lm = model(kv_format="native", max_length=200, batch_size=3, prefill_chunk=48)
     theirs = peer.peer_model(lm.loaded, 1)
     theirs._max_length = 200
@@ -80,7 +80,7 @@ def test_native_answers_are_those_of_lm_evals_transformers_model(monkeypatch):
     assert lm.loglikelihood_rolling(TEXTS) == pytest.approx(theirs.loglikelihood_rolling(TEXTS), abs=1e-2)
 
     def named(token_ids, skip_special_tokens=False, **_):
-        """Random bytes are no text: each token by its number, so that texts can be told apart. 256 and 257 are BOS and EOS."""
+        """Each token by its number, since random bytes are no text. 256 and 257 are BOS and EOS."""
         ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
         if isinstance(ids, list) and ids and isinstance(ids[0], list):
             return [named(own, skip_special_tokens) for own in ids]
@@ -135,8 +135,7 @@ def made_up():
 
 @pytest.mark.slow
 def test_the_command_line_gives_the_scores_that_our_runner_stores(tmp_path, monkeypatch):
-    """`kvbench lm-eval` and `kvbench run` on the same questions: every score equal to the last bit, since both compute the same
-    forwards; picks and accuracy with them. lm-eval's own MMLU task files, 5 examples."""
+    """Every score equals `kvbench run`'s to the last bit; lm-eval's own MMLU task files, 5 examples."""
     data = peer.write_data(tmp_path / "data", "mmlu", made_up().questions, made_up())
     (tmp_path / "tasks").mkdir()
     names = peer.write_tasks(tmp_path / "tasks", "mmlu", data, 5, " ")
@@ -155,9 +154,18 @@ def test_the_command_line_gives_the_scores_that_our_runner_stores(tmp_path, monk
     assert all(rows[key]["scores"] != native[key]["scores"] for key in rows)
 
     monkeypatch.setattr(sys, "argv", ["kvbench"])  # put back after the test: lm-eval reads it
-    arguments = ["lm-eval", "--model", "kvbench", "--tasks", ",".join(names), "--include_path", str(tmp_path / "tasks"),
-                 "--model_args", "pretrained=tiny-llama,plumbing=true,kv_format=int8_sym,device=cpu",
-                 "--output_path", str(tmp_path / "out"), "--log_samples"]  # fmt: skip
+    cell = "pretrained=tiny-llama,plumbing=true,kv_format=int8_sym,device=cpu"
+    arguments = [
+        "lm-eval",
+        "--model",
+        "kvbench",
+        "--model_args",
+        cell,
+        "--tasks",
+        ",".join(names),
+        "--log_samples",
+    ]
+    arguments += ["--include_path", str(tmp_path / "tasks"), "--output_path", str(tmp_path / "out")]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     (proof,) = [line for line in done.stderr.splitlines() if line.startswith("kvbench: effective")]
@@ -249,10 +257,9 @@ def test_a_gpu_that_is_not_there_is_a_sentence_and_exit_code_3(monkeypatch):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     monkeypatch.setattr(sys, "argv", ["kvbench"])
-    done = CliRunner().invoke(
-        app,
-        ["lm-eval", "--model", "kvbench", "--tasks", "arc_easy", "--model_args", "pretrained=tiny-llama,plumbing=true,device=cuda"],
-    )  # fmt: skip
+    cell = "pretrained=tiny-llama,plumbing=true,device=cuda"
+    arguments = ["lm-eval", "--model", "kvbench", "--tasks", "arc_easy", "--model_args", cell]
+    done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 3, done.output
     assert "no CUDA device" in done.stderr
 

@@ -38,7 +38,7 @@ def test_the_layout_that_is_read_under_all_its_spellings(given):
         ({"quant_method": "compressed-tensors"}, "quant_method is compressed-tensors, expected fp8"),
         ({"quant_method": "fbgemm_fp8"}, "quant_method is fbgemm_fp8"),
         ({"quant_method": "absent"}, "quant_method is not given"),
-        ({"weight_block_size": "absent"}, r"_block_size is not given, expected \[128, 128\] \(without a block"),
+        ({"weight_block_size": "absent"}, r"_size is not given, expected \[128, 128\] \(without a block"),
         *(({"weight_block_size": size}, f"weight_block_size is {words}") for size, words in (
             (None, "not given"), ([64, 128], r"\[64, 128\]"), ([128], r"\[128\]"), (128, "128"))),
         ({"activation_scheme": "static"}, "activation_scheme is static, expected dynamic or no value"),

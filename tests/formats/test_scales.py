@@ -1,4 +1,4 @@
-"""Files of scales: refused by name when they do not fit, part of every key, and told apart in what is shown."""
+"""Files of scales: refused by name when they do not fit, part of every key, and told apart."""
 
 import json
 

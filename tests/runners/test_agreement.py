@@ -64,7 +64,7 @@ def test_drafted_text_equals_plain_greedy_exactly(runner_context, model, fmt, dr
 
 
 def test_a_trace_is_that_of_the_whole_history_read_anew(runner_context):
-    """Plain greedy takes its argmax; along another history the log-probabilities are of that history's tokens."""
+    """Plain greedy takes its argmax; along another history the log-probabilities are of its tokens."""
     engine = engine_of(runner_context)
     seq, other = engine.add(), [10, 20, 30, 40]
     text = greedy(engine, seq, PROMPT, 20, 0)
@@ -98,7 +98,7 @@ def test_a_text_read_in_chunks_is_the_one_that_was_decoded(runner_context, fmt, 
 
 @pytest.mark.parametrize("draft", [0, 4])
 def test_the_baseline_keeps_its_text_margins_and_noise_floor(runner_context, draft):
-    """Behind a line end: as one prefill of the whole history with the line end's id before it, after any BOS."""
+    """Behind a line end: as one prefill of the whole history with its id before, after any BOS."""
     ctx = runner_context("agreement", steps=STEPS, prompt_tokens=24, draft=draft)
     seen, tokenizer = [], ctx.model.tokenizer
     object.__setattr__(ctx, "progress", lambda done, total, note: seen.append((done, total, note)))
