@@ -1,7 +1,6 @@
 """What runners and the task code ask of an engine, and what an engine declares about itself.
 
-A runner that needs more (the pages of the KV store, the linear layers) is one for the reference engine and
-imports it.
+A runner that needs more (the pages of the KV store, the linear layers) imports the reference engine.
 """
 
 from __future__ import annotations
@@ -50,9 +49,8 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Report:
-    """What an engine proves itself. effective, effective_weights: the KV and weight formats that it shows
-    ("unknown" if none). levels: the levels of evidence that it declares. precision, reads: as
-    `kvbench.records.record.Evidence` holds them."""
+    """What an engine proves itself. effective, effective_weights: the formats that it shows, or "unknown".
+    precision, reads: as `kvbench.records.record.Evidence` holds them."""
 
     effective: str
     effective_weights: str
@@ -121,9 +119,8 @@ class Reporting(Engine, Protocol):
 class EngineKind(Protocol):
     """One engine of `kvbench.engines.ENGINES`.
 
-    evidence_levels: names of `kvbench.records.record.LEVELS` that it can give; all others are reported as not
-    available. reports: its engines are `Reporting`; False: `kvbench.evidence` examines their store, layers
-    and launches, as those of `kvbench.engines.reference.engine.Engine`."""
+    evidence_levels: names of `kvbench.records.record.LEVELS` that it can give. reports: its engines are
+    `Reporting`; False: `kvbench.evidence` examines them like the reference engine."""
 
     @property
     def name(self) -> str: ...

@@ -9,18 +9,13 @@ throttled baseline makes a ratio too small. Where both arms were throttled equal
 drift: times rise or fall over the run. In a ratio, the order A B B A cancels a linear drift except for the
 distance of the arms' mean positions (a third of a request's drift for 3 repeats, none for an even number).
 
-clocks: the median clocks of the arms differ by more than 5%, so a ratio compares two devices. Times grow at
-most as the clock falls, so an outcome that holds for the measured ratio and for the ratio corrected by the
-clocks is valid.
+clocks: the median clocks of the arms differ by more than 5%. Times grow at most as the clock falls, so an
+outcome that holds for the measured ratio and for the ratio corrected by the clocks is valid.
 
-outliers: may lie on either side. They stay in the value; the check is repeated without them. Tails (p90, p99,
-max) are about outliers and are not checked for them.
+outliers: stay in the value; the check is repeated without them. Tails (p90, p99, max) are about outliers.
 
-A pass is valid where the true value could only lie farther inside the limit: a throttled candidate that is
-fast enough passes. A failure is valid where the true value could only be worse, where the requests at full
-speed fail too, where the end of a falling drift still fails, or where it fails without its outliers. Other
-processes on the GPU are no cause of their own; they are named next to a drift or an outlier. What was not
-measured (too few requests, another machine) invalidates nothing.
+A pass is valid where the true value could only lie farther inside the limit, a failure where it could only be
+worse, where the requests at full speed fail too, or where the end of a falling drift still fails.
 """
 
 import math
@@ -38,7 +33,6 @@ from kvbench.records.record import Record
 from kvbench.stats import stability as steadiness
 from kvbench.stats.intervals import CONFIDENCE, exp, median
 from kvbench.stats.power import Spread
-from kvbench.stats.stability import Drift
 
 TIME, RATE, RATIO = "time", "rate", "ratio"
 
@@ -53,13 +47,8 @@ JUDGED: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 TAILS = frozenset({"itl_p90_ms", "itl_p99_ms", "itl_max_ms"})
 _NAMES = {"ttft": "TTFT", "itl": "ITL", "request": "a request's time"}
-
-# Up to so much of a change over the run an absolute time counts as that of a steady machine.
-STEADY_PCT = 10.0
-
-# Clocks step by 15 MHz or so; of two arms in turns, medians that are farther apart than this are two devices.
-CLOCKS_PCT = 5.0
-
+STEADY_PCT = 10.0  # a smaller change over the run of an absolute time is that of a steady machine
+CLOCKS_PCT = 5.0  # clocks step by 15 MHz or so; medians of two arms that are farther apart are two devices
 _AGAIN = "measure again: --set runners.latency.repeats=10"
 
 
@@ -71,9 +60,8 @@ def doubt(record: Record, row: Row, limits: Limits, status: str, confidence: flo
     claim = _Claim(limits, status, confidence)
     unsteady = [_drifting(arms, row, claim), _outlying(record, arms, row, claim)]
     if any(unsteady):
-        unsteady.append(
-            steadiness.other_processes_text((record.facts.get("device_state") or {}).get("other_processes"))
-        )
+        others = (record.facts.get("device_state") or {}).get("other_processes")
+        unsteady.append(steadiness.other_processes_text(others))
     slow = _slowed(record, arms, row, claim) or _clocked(record, arms, row, claim)
     return "; ".join(filter(None, (slow, *unsteady)))
 
@@ -90,19 +78,15 @@ class _Claim:
         """The status of another value by the same limits and confidence, without correction."""
         if found is None or found.value is None or not math.isfinite(found.value):
             return INCONCLUSIVE
-        metric = METRICS[found.metric]
-        spread = None
+        metric, spread = METRICS[found.metric], None
         if found.low is not None and found.high is not None:
-            spread = Spread(found.value, found.low, found.high, metric.unit.name, found.units).at(
-                self.confidence
-            )
+            spread = Spread(found.value, found.low, found.high, metric.unit.name, found.units)
+            spread = spread.at(self.confidence)
         return decide(found.value, spread, found.n, metric.sampled, self.limits).status
 
 
 def stands(status: str, value: float, limits: Limits, smaller: bool, larger: bool) -> bool:
-    """Whether the status also holds for a true value that may be smaller, or larger, than the measured
-    one.
-    """
+    """Whether the status also holds for a true value that may be smaller, or larger, than the measured."""
     if status == PASS:
         return not (smaller and math.isfinite(limits.low)) and not (larger and math.isfinite(limits.high))
     return not (smaller if value > limits.high else larger)
@@ -124,10 +108,9 @@ def _slowed(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim: 
         return ""
     if claim.status == FAIL and _without(record, arms, row.metric, claim, slow) == FAIL:
         return ""
-    words = dict.fromkeys(word for each in slow.values() for word in each)
-    remedies = dict.fromkeys(
-        "raise the CPU quota" if word == steadiness.QUOTA else "check its cooling and power" for word in words
-    )
+    words = (word for each in slow.values() for word in each)
+    quota = ("check its cooling and power", "raise the CPU quota")
+    remedies = dict.fromkeys(quota[word == steadiness.QUOTA] for word in words)
     effect = "which a ratio does not cancel" if kind == RATIO else "which makes times longer"
     requests = steadiness.slowdown_text(arms)
     return f"the device was slowed down in {requests}, {effect}; {' and '.join(remedies)}, and {_AGAIN}"
@@ -149,11 +132,9 @@ def _clocked(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim:
         rest = [arm for arm in arms if arm["order"] not in slow]
         if _clocks(rest) is None and _without(record, arms, row.metric, claim, slow) == FAIL:
             return ""
-    return (
-        f"the candidate's requests ran at {own:g} MHz and the baseline's at {other:g} (medians of SM "
-        "clocks), which a ratio does not cancel; "
-        f"check its clocks and power, and {_AGAIN}"
-    )
+    clocks_text = f"{own:g} MHz and the baseline's at {other:g} (medians of SM clocks)"
+    cause = f"the candidate's requests ran at {clocks_text}, which a ratio does not cancel"
+    return f"{cause}; check its clocks and power, and {_AGAIN}"
 
 
 def _clocks(arms: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
@@ -177,53 +158,33 @@ def _drifting(arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str
         return ""
     own, other = ([arm["order"] for arm in arms if arm["arm"] == name] for name in ("candidate", "baseline"))
     low, high = found.interval
-    drifts = (
-        f"{_NAMES[quantity]} drifts by {found.pct:+.3g}% (95% interval {low:+.3g} to {high:+.3g}) from the "
-        "first request to the last"
-    )
+    drifts = f"{_NAMES[quantity]} drifts by {found.pct:+.3g}% (95% interval {low:+.3g} to {high:+.3g})"
     if kind == RATIO:
         pairs = min(len(own), len(other))
         left = found.slope * (fmean(own[:pairs]) - fmean(other[:pairs]))
         without = claim.ruled(_scaled(row, exp(-left)))
         if without == claim.status:
             return ""
-        share = 100 * math.expm1(left)
-        return (
-            f"{drifts}, of which the order of the arms leaves {share:+.3g}% in the ratio, and without "
-            f"that it would be {without}; "
-            "warm up longer and take an even number of repeats: --set runners.latency.warmup=5 "
-            "--set runners.latency.repeats=10"
-        )
+        share = f"the order of the arms leaves {100 * math.expm1(left):+.3g}% in the ratio"
+        remedy = "--set runners.latency.warmup=5 --set runners.latency.repeats=10"
+        cause = f"{drifts}, of which {share}, and without that it would be {without}"
+        return f"{cause}; warm up longer and take an even number of repeats: {remedy}"
     if abs(found.pct) <= STEADY_PCT:
         return ""
-    longer = found.slope > 0
-    grows = longer == (kind == TIME)  # the value itself
-    if stands(claim.status, _value(row), claim.limits, not grows, grows) or _alike_at_the_end(
-        found, own, row, claim
+    grows = (found.slope > 0) == (kind == TIME)  # the value itself
+    last = exp((1 if kind == TIME else -1) * found.slope * (found.last - fmean(own)))
+    if stands(claim.status, _value(row), claim.limits, not grows, grows) or _alike(
+        row, _scaled(row, last), claim
     ):
         return ""
-    return (
-        f"{drifts}, and beyond {STEADY_PCT:g}% the machine is not steady; warm up longer, or stop "
-        "other programs: "
-        "--set runners.latency.warmup=5"
-    )
-
-
-def _alike_at_the_end(found: Drift, own: Sequence[int], row: Row, claim: _Claim) -> bool:
-    """Whether the status holds at the last request too, by the line of the drift."""
-    sign = 1 if JUDGED[row.metric][1] == TIME else -1
-    last = exp(sign * found.slope * (found.last - fmean(own)))
-    return _alike(row, _scaled(row, last), claim)
+    unsteady = f"{drifts}, and beyond {STEADY_PCT:g}% the machine is not steady"
+    return f"{unsteady}; warm up longer, or stop other programs: --set runners.latency.warmup=5"
 
 
 def _alike(row: Row, moved: Row, claim: _Claim) -> bool:
-    """Whether the claim holds of the moved value too, and of all between: a failure is one on the same
-    side.
-    """
-    same_side = claim.status == PASS or (_value(row) > claim.limits.high) == (
-        _value(moved) > claim.limits.high
-    )
-    return same_side and claim.ruled(moved) == claim.status
+    """Whether the claim holds of the moved value too, and of all between: a failure is on the same side."""
+    above, still_above = (_value(x) > claim.limits.high for x in (row, moved))
+    return (claim.status == PASS or above == still_above) and claim.ruled(moved) == claim.status
 
 
 def _outlying(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim: _Claim) -> str:
@@ -237,10 +198,8 @@ def _outlying(record: Record, arms: Sequence[Mapping[str, Any]], row: Row, claim
     if not mine or (without := _without(record, arms, row.metric, claim, mine)) == claim.status:
         return ""
     listed = ", ".join(f"{order} ({places[order]}, {times:.3g}x)" for order, times in sorted(mine.items()))
-    if len(mine) > 1:
-        which = f"s {listed} are outliers in their arms: without them"
-    else:
-        which = f" {listed} is an outlier in its arm: without it"
+    several = f"s {listed} are outliers in their arms: without them"
+    which = several if len(mine) > 1 else f" {listed} is an outlier in its arm: without it"
     return f"{_NAMES[quantity]} of request{which} the check would be {without}; {_AGAIN}"
 
 
@@ -249,15 +208,11 @@ def _without(
 ) -> str:
     """The status of the remaining requests; of a ratio, of the pairs in which none was dropped."""
     own, other = ([arm for arm in arms if arm["arm"] == name] for name in ("candidate", "baseline"))
+    kept = [arm for arm in own if arm["order"] not in dropped]
     if JUDGED[metric][1] == RATIO:
-        pairs = [
-            pair
-            for pair in zip(own, other, strict=False)
-            if not {arm["order"] for arm in pair} & set(dropped)
-        ]
-        kept = [arm for pair in pairs for arm in pair]
-    else:
-        kept = [arm for arm in own if arm["order"] not in dropped]
+        pairs = zip(own, other, strict=False)
+        whole = [pair for pair in pairs if not {arm["order"] for arm in pair} & set(dropped)]
+        kept = [arm for pair in whole for arm in pair]
     values = latency.values(replace(record, samples={**record.samples, "arms": kept}), None)
     return claim.ruled(next((v for v in values if v.metric == metric), None))
 

@@ -18,13 +18,9 @@ from kvbench.records.run import Run
 
 @dataclass(frozen=True)
 class Row:
-    """One value of one metric on one cell.
-
-    value: None if it was not measured (`note` says why); NaN stays NaN. low, high: 95% interval or None. n:
+    """A value of a metric on a cell; None if it was not measured (see `note`). low, high: 95% interval. n:
     samples; units: documents, subjects or pairs behind a t-interval, None for a normal interval. variant:
-    data set and protocol, or "". baseline: id of the cell that a difference is taken from, else None.
-    partial: as in Record.
-    """
+    data set and protocol. baseline: id of the cell that a difference is taken from. partial: as in Record."""
 
     cell: str
     metric: str

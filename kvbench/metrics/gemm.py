@@ -27,11 +27,8 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
         ("gemm_native_time_ratio", "us_native"),
         ("gemm_reference_time_ratio", "us_reference"),
     ):
-        timed = [
-            (row["us"] / row[other], _place((product, row)))
-            for product, row in sweep
-            if row.get(other) and row["path"] != "native"
-        ]
+        ran = [(product, row) for product, row in sweep if row.get(other) and row["path"] != "native"]
+        timed = [(row["us"] / row[other], _place((product, row))) for product, row in ran]
         none = Value(metric, None, 0, note="times are measured for FP8 weights on a GPU only")
         yield _worst(metric, timed) if timed else none
 

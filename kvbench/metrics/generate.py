@@ -77,8 +77,7 @@ def _against(
 def collapsed(
     onset: int | None, end: int | None, native_onset: int | None, native_useful: int, steps: int
 ) -> bool:
-    """Whether a text repeats itself before `EARLY` of native's onset (`steps` where it has none), or ends
-    before that share of native's useful tokens."""
+    """Whether a text repeats itself or ends before `EARLY` of native's onset or useful tokens."""
     repeats = onset is not None and onset < EARLY * (steps if native_onset is None else native_onset)
     return repeats or (end is not None and end < EARLY * native_useful)
 
@@ -114,8 +113,8 @@ def distinct_ngrams(tokens: Sequence[int], n: int) -> float | None:
 
 
 def longest_loop(tokens: Sequence[int]) -> Loop | None:
-    """The loop with the most tokens, at least `COPIES` copies and `SHORTEST` tokens; of equal ones the one
-    with the smallest period, then the earliest. The last copy may be cut off."""
+    """The loop with the most tokens (of equal ones the smallest period, then the earliest), of at least
+    `COPIES` copies and `SHORTEST` tokens. The last copy may be cut off."""
     best: Loop | None = None
     for period in range(1, min(LONGEST_PERIOD, len(tokens) // COPIES) + 1):
         start = period

@@ -103,11 +103,9 @@ def _by_position(record: Record, baseline: Record | None) -> Iterator[Value]:
         if paired:
             other = [chunk["by_position"][bucket] for chunk in native]
             kept = [i for i, (tokens, _) in enumerate(own) if tokens]
-            change = clustered_ratio(
-                [own[i][1] - other[i][1] for i in kept],
-                [own[i][0] for i in kept],
-                [chunks[i]["document"] for i in kept],
-            )
+            differences = [own[i][1] - other[i][1] for i in kept]
+            documents = [chunks[i]["document"] for i in kept]
+            change = clustered_ratio(differences, [own[i][0] for i in kept], documents)
             yield clustered(f"ppl_delta_pct_at_{name}", _in_percent(change), scored)
 
 

@@ -17,12 +17,9 @@ Part = Mapping[str, Any]
 
 # metric -> kind and name of the part whose KLD it is.
 _PARTS: dict[str, tuple[str, str | None]] = {
-    "sens_kld_all": ("all", None),
-    "sens_kld_k": ("side", "k"),
-    "sens_kld_v": ("side", "v"),
-    "sens_kld_first": ("tokens", "first"),
-    "sens_kld_others": ("tokens", "others"),
-    "sens_kld_suggested": ("suggested", None),
+    **{f"sens_kld_{kind}": (kind, None) for kind in ("all", "suggested")},
+    **{f"sens_kld_{side}": ("side", side) for side in ("k", "v")},
+    **{f"sens_kld_{tokens}": ("tokens", tokens) for tokens in ("first", "others")},
 }
 
 

@@ -12,21 +12,14 @@ from kvbench.metrics.declare.units import BYTES, BYTES_PER_TOKEN, RATIO, SECONDS
 from kvbench.metrics.declare.value import Value, incomparable
 from kvbench.records.record import Record
 
-# Metric -> the fact that is its value.
+# Metrics that are facts of the record, and those whose fact has another name.
+_PARTS = {"payload": "weight_payload_bytes", "scales": "weight_scale_bytes", "native": "weight_native_bytes"}
+_FACTS = (*_PARTS.values(), "page_table_bytes", "held_bytes", "workspace_bytes", "device_peak_bytes")
 _COUNTED = {
     "weight_bytes": "weights_bytes",
-    "weight_payload_bytes": "weight_payload_bytes",
-    "weight_scale_bytes": "weight_scale_bytes",
-    "weight_native_bytes": "weight_native_bytes",
     "model_load_s": "load_seconds",
-    "page_table_bytes": "page_table_bytes",
-    "held_bytes": "held_bytes",
-    "workspace_bytes": "workspace_bytes",
-    "device_peak_bytes": "device_peak_bytes",
+    **{name: name for name in _FACTS},
 }
-
-# Part of the formula of the weights -> its name in the facts.
-_PARTS = {"payload": "payload", "scales": "scale", "native": "native"}
 
 
 def values(record: Record, baseline: Record | None) -> Iterator[Value]:
@@ -60,7 +53,7 @@ def values(record: Record, baseline: Record | None) -> Iterator[Value]:
 def _weights(facts: Mapping[str, Any], baseline: Record | None) -> Iterator[Value]:
     total, formula = facts["weights_bytes"], facts.get("weight_bytes_formula")
     if formula:
-        off = {part: facts[f"weight_{name}_bytes"] - formula[part] for part, name in _PARTS.items()}
+        off = {part: facts[fact] - formula[part] for part, fact in _PARTS.items()}
         wrong = ", ".join(f"{part} {d:+,} B" for part, d in off.items() if d)
         yield Value("weight_bytes_difference", sum(map(abs, off.values())), note=wrong)
         yield Value("weight_ratio_16bit", total / facts["weight_native16_bytes"])

@@ -25,12 +25,7 @@ from kvbench.published.table import BYTES, Line
 EXACT, CHANGE, SAME, VALUE = "exact", "change", "same", "value"
 AGREES, DIFFERS, OPEN, SHOWN, NOT_RUN, LEFT_OUT = "agrees", "differs", "open", "shown", "not run", "left out"
 COMPUTED = "computed from the published numbers"  # not measured, so no agreement
-_VERDICTS = {
-    0: "the shape agrees",
-    1: "the shape differs",
-    3: "not all of it was run",
-    4: "the data cannot tell",
-}
+_VERDICTS = {0: "the shape agrees", 1: "the shape differs", 3: "not all was run", 4: "the data cannot tell"}
 
 Keys = Mapping[str, Any]
 Interval = tuple[float, float]

@@ -3,8 +3,6 @@ not.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +10,9 @@ from hypothesis import strategies as st
 
 from kvbench.gate.decide import Limits
 from kvbench.gate.latency_validity import JUDGED, stands
-from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
 from kvbench.metrics.collect import METRICS
-from tests.factories.runs.made import BASE, MadeRun
+from tests.factories.runs.made import BASE
 from tests.factories.runs.timed import QUIET, abba, state, timed
 from tests.factories.verdicts import check, judge, own
 
@@ -24,22 +22,22 @@ HOT = state("hw thermal", sm=1350)
 SCATTER = [1.0, 1.01, 0.99, 1.005, 0.995, 1.0]
 
 
-def around(level: float) -> list[float]:
+def around(level):
     return [level * factor for factor in SCATTER]
 
 
-def run_of(devices: dict[int, Any] | None = None, **facts: Any) -> MadeRun:
+def run_of(devices=None, **facts):
     """13 ms a step against native's 10; devices: order of a request -> state."""
     return timed(around(13.0), around(10.0), devices=devices, **facts)
 
 
-def slow(candidates: int, baselines: int, device: Any = HOT) -> dict[int, Any]:
+def slow(candidates, baselines, device=HOT):
     """The first so many requests of each arm, by order, in a state."""
     places = {arm: [i for i, name in enumerate(abba(6)) if name == arm] for arm in ("candidate", "baseline")}
     return dict.fromkeys([*places["candidate"][:candidates], *places["baseline"][:baselines]], device)
 
 
-def at(candidate: int | None, baseline: int | None) -> dict[int, Any]:
+def at(candidate, baseline):
     """All requests of each arm at such a clock, before and after."""
     clocks = {"candidate": candidate, "baseline": baseline}
     return {
@@ -48,9 +46,7 @@ def at(candidate: int | None, baseline: int | None) -> dict[int, Any]:
     }
 
 
-def judged(
-    run: MadeRun, metric: str, low: float = -INF, high: float = INF, cell: str | None = None
-) -> Outcome:
+def judged(run, metric, low=-INF, high=INF, cell=None):
     """The outcome on one metric. What the machine leaves open has its reason, or no interval at all."""
     where = {"kv_format": "native" if cell == BASE else "int8_sym"}
     (found,) = own(judge(run, check(metric, low, high, **where)))
@@ -58,14 +54,14 @@ def judged(
     return found
 
 
-def opened(run: MadeRun, metric: str, low: float = -INF, high: float = INF, cell: str | None = None) -> str:
+def opened(run, metric, low=-INF, high=INF, cell=None):
     """The sentence of an outcome that the machine leaves open."""
     found = judged(run, metric, low, high, cell)
     assert (found.status, found.reason) == (INCONCLUSIVE, "unstable_machine"), found
     return found.sentence
 
 
-def decided(run: MadeRun, cases: str, metric: str = "itl_ratio") -> str:
+def decided(run, cases, metric="itl_ratio"):
     """The cases "LOW..HIGH status", each with the status that the value has against these limits."""
     found = []
     for case in cases.split(", "):
@@ -75,15 +71,10 @@ def decided(run: MadeRun, cases: str, metric: str = "itl_ratio") -> str:
     return ", ".join(found)
 
 
-# the direction
-
-
 @given(
     st.integers(-3, 3), st.sampled_from([(-INF, 0.0), (0.0, INF), (-1.0, 1.0)]), st.booleans(), st.booleans()
 )
-def test_what_stands_is_true_of_every_value_that_the_true_one_may_be(
-    value: int, ends: tuple[float, float], smaller: bool, larger: bool
-) -> None:
+def test_what_stands_is_true_of_every_value_that_the_true_one_may_be(value, ends, smaller, larger):
     limits = Limits(*ends)
     below = [value - i for i in range(1, 20) if smaller]
     above = [value + i for i in range(1, 20) if larger]
@@ -91,13 +82,10 @@ def test_what_stands_is_true_of_every_value_that_the_true_one_may_be(
     assert stands(PASS if limits.keeps(value) else FAIL, value, limits, smaller, larger) == alike
 
 
-def test_every_judged_metric_is_one_of_latency() -> None:
+def test_every_judged_metric_is_one_of_latency():
     assert {METRICS[name].runner for name in JUDGED} == {"latency"}
     ratios = {name for name, (_, kind) in JUDGED.items() if kind == "ratio"}
     assert ratios == {name for name in JUDGED if METRICS[name].sampled}
-
-
-# slowdowns, in a ratio: 1.3 against limits below and above it
 
 
 @pytest.mark.parametrize(
@@ -122,7 +110,7 @@ def test_every_judged_metric_is_one_of_latency() -> None:
         (0, 2, "1.4.. fail"),
     ],
 )
-def test_a_slowdown_of_one_arm_leaves_a_ratio_open(candidates: int, baselines: int, cases: str) -> None:
+def test_a_slowdown_of_one_arm_leaves_a_ratio_open(candidates, baselines, cases):
     assert decided(run_of(slow(candidates, baselines)), cases) == cases
 
 
@@ -135,9 +123,7 @@ def test_a_slowdown_of_one_arm_leaves_a_ratio_open(candidates: int, baselines: i
         (slow(6, 0, state("sw power cap", sm=1350)), "ran at 1665 MHz and the baseline's at 1980"),
     ],
 )
-def test_the_sentence_names_the_cause_the_counts_and_the_next_step(
-    devices: dict[int, Any], parts: str
-) -> None:
+def test_the_sentence_names_the_cause_the_counts_and_the_next_step(devices, parts):
     high = 1.25 if "900" in parts else 1.1
     run = run_of(devices)
     sentence = opened(run, "itl_ratio", high=high)
@@ -147,11 +133,8 @@ def test_the_sentence_names_the_cause_the_counts_and_the_next_step(
     assert judge(run, check("itl_ratio", high=high)).exit_code == 4
 
 
-def test_a_power_cap_that_leaves_the_clocks_alike_leaves_nothing_open() -> None:
+def test_a_power_cap_that_leaves_the_clocks_alike_leaves_nothing_open():
     assert judged(run_of(slow(6, 0, state("sw power cap", sm=1900))), "itl_ratio", high=1.1).status == FAIL
-
-
-# clocks of the arms, in a ratio: 1.3, and what it is by the clocks alone
 
 
 @pytest.mark.parametrize(
@@ -173,22 +156,17 @@ def test_a_power_cap_that_leaves_the_clocks_alike_leaves_nothing_open() -> None:
         (900, None, "..1.25 fail"),
     ],
 )
-def test_clocks_that_differ_between_the_arms_leave_a_ratio_open(
-    candidate: int | None, baseline: int | None, cases: str
-) -> None:
+def test_clocks_that_differ_between_the_arms_leave_a_ratio_open(candidate, baseline, cases):
     run = run_of(at(candidate, baseline))
     assert decided(run, cases) == cases
     assert judged(run, "itl_ms", high=12.0).status == FAIL  # an absolute time is left alone
 
 
-def test_a_failure_of_the_requests_at_full_speed_and_like_clocks_is_one() -> None:
+def test_a_failure_of_the_requests_at_full_speed_and_like_clocks_is_one():
     """Four slowed-down requests of six move the median; the two pairs without them fail by themselves."""
     cold_clock = HOT | {"before": {**QUIET, "sm_mhz": 1350}}
     assert judged(run_of(slow(4, 0, cold_clock)), "itl_ratio", high=1.1).status == FAIL
     opened(run_of({**at(1700, 1980), 1: HOT}), "itl_ratio", high=1.2)
-
-
-# slowdowns, in absolute times: 13 ms a step, 50 ms to the first token, 128 ms in all
 
 
 @pytest.mark.parametrize(
@@ -201,9 +179,7 @@ def test_a_failure_of_the_requests_at_full_speed_and_like_clocks_is_one() -> Non
         ("prefill_tok_s", "2500..", "2600..", "2500..1e6"),
     ],
 )
-def test_a_slowed_down_device_may_be_all_of_a_failure_and_none_of_a_pass(
-    metric: str, passes: str, fails: str, two_sided: str
-) -> None:
+def test_a_slowed_down_device_may_be_all_of_a_failure_and_none_of_a_pass(metric, passes, fails, two_sided):
     """two_sided: the true value may lie beyond the other end."""
     quiet = f"{passes} pass, {fails} fail, {two_sided} pass"
     for run in (run_of(), run_of(slow(0, 6))):
@@ -212,13 +188,13 @@ def test_a_slowed_down_device_may_be_all_of_a_failure_and_none_of_a_pass(
     assert decided(run_of(slow(6, 0)), hot, metric) == hot
 
 
-def test_a_failure_of_the_requests_that_ran_at_full_speed_is_one() -> None:
+def test_a_failure_of_the_requests_that_ran_at_full_speed_is_one():
     assert judged(run_of(slow(2, 0)), "itl_ms", high=12.0).status == FAIL
     times = [20.0, 20.0, *around(11.0)[2:]]
     opened(timed(times, around(10.0), devices=slow(2, 0)), "itl_ms", high=12.0)
 
 
-def test_what_a_run_does_not_hold_invalidates_nothing() -> None:
+def test_what_a_run_does_not_hold_invalidates_nothing():
     run = timed(around(13.0), around(10.0), quiet=False)
     for arm in run.records[1].samples["arms"]:
         del arm["device"]
@@ -227,10 +203,7 @@ def test_what_a_run_does_not_hold_invalidates_nothing() -> None:
     assert judged(run, "itl_ms", high=12.0).status == FAIL
 
 
-# drift, in a ratio
-
-
-def drifting(candidate: float, baseline: float, names: Sequence[str], step: float) -> MadeRun:
+def drifting(candidate, baseline, names, step):
     """Every request takes `step` times as long as the one before it, whichever arm it is of."""
     times: dict[str, list[float]] = {"candidate": [], "baseline": []}
     for i, name in enumerate(names):
@@ -251,9 +224,7 @@ AFTER_EACH_OTHER = ["baseline"] * 6 + ["candidate"] * 6
         (9.0, 0.96, "", PASS),  # 0.704, in truth 0.9
     ],
 )
-def test_a_drift_that_the_order_leaves_in_the_ratio_decides_nothing(
-    candidate: float, step: float, plain: str, status: str
-) -> None:
+def test_a_drift_that_the_order_leaves_in_the_ratio_decides_nothing(candidate, step, plain, status):
     run = drifting(candidate, 10.0, AFTER_EACH_OTHER, step)
     assert judged(run, "itl_ratio", high=1.05).status == status
     if plain:
@@ -264,7 +235,7 @@ def test_a_drift_that_the_order_leaves_in_the_ratio_decides_nothing(
 
 
 @pytest.mark.parametrize("step", [1.05, 0.95])
-def test_even_repeats_in_a_b_b_a_cancel_a_straight_drift(step: float) -> None:
+def test_even_repeats_in_a_b_b_a_cancel_a_straight_drift(step):
     """Nothing is left of it in the ratio, so both verdicts stand however large it is."""
     run = drifting(13.0, 10.0, abba(6), step)
     assert run.row("itl_ratio").value == pytest.approx(1.3)
@@ -272,10 +243,8 @@ def test_even_repeats_in_a_b_b_a_cancel_a_straight_drift(step: float) -> None:
     assert [judged(run, "itl_ratio", high=high).status for high in (2.0, 1.1)] == [PASS, FAIL]
 
 
-def test_odd_repeats_leave_a_share_of_it() -> None:
-    """5 repeats: a fifth of a request's drift. Falling times flatter 0.9 to 0.8964, up to whose limit only
-    that brings it.
-    """
+def test_odd_repeats_leave_a_share_of_it():
+    """5 repeats: a fifth of a request's drift."""
     run = drifting(9.0, 10.0, abba(5), 0.98)
     row = run.row("itl_ratio")
     left = 0.98 ** (1 / 5)
@@ -286,14 +255,11 @@ def test_odd_repeats_leave_a_share_of_it() -> None:
     assert judged(run, "itl_ratio", high=row.high / left * 1.0001).status == PASS
 
 
-def test_a_drift_that_chance_explains_is_none() -> None:
+def test_a_drift_that_chance_explains_is_none():
     run = timed([9.0, 14.0, 10.0, 12.0], [11.0, 10.0, 13.0, 9.0], names=["baseline"] * 4 + ["candidate"] * 4)
     row = run.row("latency_drift_pct")
     assert row.low < 0 < row.high
     assert judged(run, "itl_ms", high=12.0).status == PASS
-
-
-# drift, in absolute times
 
 
 @pytest.mark.parametrize(
@@ -313,7 +279,7 @@ def test_a_drift_that_chance_explains_is_none() -> None:
         (1.072, "itl_ms", "..2500 pass, ..20 open"),
     ],
 )
-def test_an_absolute_time_takes_a_steady_machine(step: float, metric: str, cases: str) -> None:
+def test_an_absolute_time_takes_a_steady_machine(step, metric, cases):
     run = drifting(10.0, 10.0, abba(6), step)
     assert decided(run, cases, metric) == cases
     drift = f"ITL drifts by {100 * (step**11 - 1):+.3g}%"
@@ -323,14 +289,14 @@ def test_an_absolute_time_takes_a_steady_machine(step: float, metric: str, cases
             assert drift in opened(run, metric, float(low or -INF), float(high or INF))
 
 
-def test_ttft_has_a_drift_of_its_own() -> None:
+def test_ttft_has_a_drift_of_its_own():
     """Steps get slower, the first token does not."""
     run = drifting(10.0, 10.0, abba(6), 1.044)
     assert judged(run, "ttft_ms", high=60.0).status == PASS
     assert "a request's time drifts by" in opened(run, "request_ms", high=140.0)
 
 
-def test_a21_t2_a_baseline_by_itself_is_judged_by_its_own_drift() -> None:
+def test_a21_t2_a_baseline_by_itself_is_judged_by_its_own_drift():
     run = timed(around(10.0), [10 * 1.05**i for i in range(6)])
     assert judged(run, "itl_ms", high=12.5, cell=BASE).cell == BASE
     assert "ITL drifts by +27.6%" in opened(run, "itl_ms", high=12.5, cell=BASE)
@@ -338,10 +304,7 @@ def test_a21_t2_a_baseline_by_itself_is_judged_by_its_own_drift() -> None:
     assert judged(twice, "itl_ms", high=20.0).status == PASS
 
 
-# outliers
-
-
-def with_outlier(order: int, factor: float, level: float = 10.0) -> MadeRun:
+def with_outlier(order, factor, level=10.0):
     run = timed(around(level), around(10.0))
     arm = run.records[1].samples["arms"][order]
     arm["itl_ms"] = [gap * factor for gap in arm["itl_ms"]]
@@ -349,7 +312,7 @@ def with_outlier(order: int, factor: float, level: float = 10.0) -> MadeRun:
     return run
 
 
-def test_an_outlier_that_decides_leaves_a_time_open_and_stays_in_it() -> None:
+def test_an_outlier_that_decides_leaves_a_time_open_and_stays_in_it():
     run = with_outlier(5, 3.0)
     assert run.row("itl_ms").value == pytest.approx(sum(around(10.0)) / 6 + 20.1 / 6, rel=0.01)
     sentence = opened(run, "itl_ms", high=11.0)
@@ -360,7 +323,7 @@ def test_an_outlier_that_decides_leaves_a_time_open_and_stays_in_it() -> None:
     assert "ITL of request 5 (candidate, 2.96x) is an outlier" in opened(run, "itl_ms", high=11.0)
 
 
-def test_an_outlier_may_lie_on_the_other_side() -> None:
+def test_an_outlier_may_lie_on_the_other_side():
     """One request of almost nothing is why the mean keeps the limit."""
     run = with_outlier(5, 0.1)
     assert run.row("itl_ms").value == pytest.approx(8.5, rel=0.01)
@@ -380,16 +343,12 @@ def test_an_outlier_may_lie_on_the_other_side() -> None:
         (0, 13.0, "itl_ms", 12.0, FAIL),  # the baseline's
     ],
 )
-def test_an_outlier_that_does_not_decide(
-    order: int, level: float, metric: str, high: float, status: str
-) -> None:
+def test_an_outlier_that_does_not_decide(order, level, metric, high, status):
     assert judged(with_outlier(order, 3.0, level), metric, high=high).status == status
 
 
-def test_a_ratio_is_tried_without_the_pairs_of_its_outliers() -> None:
-    """A stall hit both requests of a pair: the ratio is the same, and that pair is why the interval keeps the
-    limit.
-    """
+def test_a_ratio_is_tried_without_the_pairs_of_its_outliers():
+    """A stall hit both requests of a pair."""
     run = timed([9.0 * f for f in (1.02, 0.985, 1.01, 0.98, 1.005, 1.0)], [10.0] * 6)
     for arm in run.records[1].samples["arms"][10:]:
         arm["itl_ms"] = [gap * 4 for gap in arm["itl_ms"]]
@@ -400,12 +359,9 @@ def test_a_ratio_is_tried_without_the_pairs_of_its_outliers() -> None:
     assert [judged(run, "itl_ratio", high=high).status for high in (1.5, 0.5)] == [PASS, FAIL]
 
 
-def test_few_requests_have_no_outliers() -> None:
+def test_few_requests_have_no_outliers():
     run = timed([10.0, 10.0, 10.0, 90.0], [10.0, 10.1, 10.0, 9.9])
     assert judged(run, "itl_ms", high=20.0).status == FAIL
-
-
-# other processes
 
 
 @pytest.mark.parametrize(
@@ -417,7 +373,7 @@ def test_few_requests_have_no_outliers() -> None:
         (None, "--set runners.latency.warmup=5."),
     ],
 )
-def test_other_processes_are_named_next_to_a_drift_and_are_no_cause_alone(others: Any, words: str) -> None:
+def test_other_processes_are_named_next_to_a_drift_and_are_no_cause_alone(others, words):
     facts = {"device_state": {"other_processes": others, "unread": {}}}
     quiet = run_of(**facts)
     assert judged(quiet, "itl_ratio", high=1.1).status == FAIL
@@ -428,7 +384,7 @@ def test_other_processes_are_named_next_to_a_drift_and_are_no_cause_alone(others
     assert opened(drift, "itl_ms", high=15.0).endswith(words)
 
 
-def test_several_causes_are_all_named() -> None:
+def test_several_causes_are_all_named():
     run = drifting(10.0, 10.0, abba(6), 1.05)
     for arm in run.records[1].samples["arms"]:
         arm["device"] = HOT if arm["arm"] == "candidate" else state()
@@ -437,7 +393,7 @@ def test_several_causes_are_all_named() -> None:
     assert "ITL drifts by" in sentence
 
 
-def test_other_runners_are_left_alone() -> None:
+def test_other_runners_are_left_alone():
     run = run_of(slow(6, 0))
     assert judged(run, "throttled_requests", high=0.0).status == FAIL
     assert judged(run, "latency_outliers", high=0.0).status == PASS

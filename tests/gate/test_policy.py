@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.gate.policy import Gate, load
+from kvbench.gate.policy import load
 from kvbench.metrics.collect import METRICS
 
 
-def gate_of(tmp_path: Path, text: str) -> Gate:
+def gate_of(tmp_path, text):
     path = tmp_path / "g.yaml"
     path.write_text(text, encoding="utf-8")
     return load(path)
 
 
-def one(tmp_path: Path, check: str) -> Gate:
+def one(tmp_path, check):
     return gate_of(tmp_path, f"checks:\n  - {check}\n")
 
 
-def test_a_whole_policy(tmp_path: Path) -> None:
+def test_a_whole_policy(tmp_path):
     gate = gate_of(
         tmp_path,
         """
@@ -38,18 +38,17 @@ checks:
     assert (first.metric, first.low, first.high, first.why, first.required) == (
         "kv_ratio_16bit", 0.515625, 0.515625, "(64 + 2) / 128", True,
     )  # fmt: skip
-    assert first.name == "kv_ratio_16bit exactly 0.515625 where kv_format=int8_sym"
-    assert first.line == 5
+    assert (first.name, first.line) == ("kv_ratio_16bit exactly 0.515625 where kv_format=int8_sym", 5)
     assert (second.low, second.high, second.limit, second.required) == (-1, 1, "within [-1, 1]", False)
 
 
-def test_defaults(tmp_path: Path) -> None:
+def test_defaults(tmp_path):
     gate = gate_of(tmp_path, "checks: []")
     assert (gate.name, gate.evidence) == ("g", "E5")
     assert gate_of(tmp_path, "evidence: E3\nchecks: []").evidence == "E3"
 
 
-def test_a_check_names_what_it_picks_as_a_matrix_writes_it(tmp_path: Path) -> None:
+def test_a_check_names_what_it_picks_as_a_matrix_writes_it(tmp_path):
     where = "{kv_splits: null, plumbing: true, scale: 0.05, batch: 8}"
     (check,) = one(tmp_path, f"{{metric: itl_ratio, where: {where}, at_most: 1}}").checks
     assert check.name == "itl_ratio at most 1 where kv_splits=null, plumbing=true, scale=0.05, batch=8"
@@ -66,12 +65,12 @@ def test_a_check_names_what_it_picks_as_a_matrix_writes_it(tmp_path: Path) -> No
         ("within: [0, 3]", 0, 3, "within [0, 3]"),
     ],
 )
-def test_predicates(tmp_path: Path, predicate: str, low: float, high: float, limit: str) -> None:
+def test_predicates(tmp_path, predicate, low, high, limit):
     (check,) = one(tmp_path, f"{{metric: kld_mean, {predicate}}}").checks
     assert (check.low, check.high, check.limit) == (low, high, limit)
 
 
-def test_the_policies_of_the_project_load() -> None:
+def test_the_policies_of_the_project_load():
     folder = Path(__file__).parents[2] / "gates"
     gates = [load(path) for path in sorted(folder.glob("*.yaml"))]
     assert {"int8", "smoke"} <= {gate.path.stem for gate in gates if gate.path}
@@ -81,7 +80,7 @@ def test_the_policies_of_the_project_load() -> None:
 
 
 @pytest.mark.parametrize("kind", ["calibrated", "file"])
-def test_a_check_picks_the_cells_whose_scales_a_file_gave_by_its_name(tmp_path: Path, kind: str) -> None:
+def test_a_check_picks_the_cells_whose_scales_a_file_gave_by_its_name(tmp_path, kind):
     (check,) = one(tmp_path, "{metric: kld_mean, where: {scale: scales/mine.json}, at_most: 1}").checks
     held = {"k": [0.1], "v": [0.1], kind: {"file": "mine.json", "sha": "a"}}
     assert check.picks({"scale": held})

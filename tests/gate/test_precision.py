@@ -1,17 +1,15 @@
 """requested = resolved = effective: what the first check of a verdict fails, and what a gate may allow."""
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.gate.verdict import FAIL, PASS, Outcome, Verdict
+from kvbench.gate.verdict import FAIL, PASS
 from kvbench.matrix.resolve import Choice
 from kvbench.records.record import LEVELS, MISMATCH, NOT_APPLICABLE, RUNGS, UNVERIFIED, VERIFIED, Level
-from tests.factories.runs.made import BASE, CAND, MadeRun, decision, evidence
+from tests.factories.runs.made import BASE, CAND, decision, evidence
 from tests.factories.runs.timed import timed
 from tests.factories.verdicts import NATIVE_LAYERS, RATIO, bare, check, identical, judge, of, scored, stored
 
@@ -19,23 +17,21 @@ DROPPED = evidence("native", Level("E1", MISMATCH, "layer 0 stores float32, expe
 FALLBACK = {"decision": decision("int8_sym", "native", "mla_not_validated"), "evidence": evidence("native")}
 
 
-def fault_of(verdict: Verdict) -> Outcome:
+def fault_of(verdict):
     """The one failure, which is of the precision."""
     (fault,) = of(verdict, FAIL)
     assert (fault.check, verdict.exit_code) == ("precision", 1)
     return fault
 
 
-def levels_up_to(rung: str, **levels: str) -> dict[str, Any]:
-    """Evidence of int8_sym that is verified up to a rung and unverified above; levels: other states, E3_reads
-    for E3-reads.
-    """
+def levels_up_to(rung, **levels):
+    """Evidence of int8_sym that is verified up to a rung and unverified above."""
     named = {name.replace("_", "-"): state for name, state in levels.items()}
     states = {x: named.get(x, VERIFIED if x.split("-")[0] <= rung else UNVERIFIED) for x in LEVELS}
     return evidence("int8_sym", *(Level(x, state, "it says so") for x, state in states.items()))
 
 
-def quantized_weights(requested: str = "fp8_block128") -> MadeRun:
+def quantized_weights(requested="fp8_block128"):
     """`stored` whose candidate asks for quantized weights; requested: what the resolver was asked for."""
     run = stored()
     run.cells[1].spec["weights"] = "fp8_block128"
@@ -46,7 +42,7 @@ def quantized_weights(requested: str = "fp8_block128") -> MadeRun:
 @pytest.mark.parametrize("required", [True, False])
 @settings(deadline=None)
 @given(data=st.data())
-def test_a01_t1_no_policy_saves_a_dropped_format(required: bool, data: st.DataObject) -> None:
+def test_a01_t1_no_policy_saves_a_dropped_format(required, data):
     """Whatever the options and however many checks pass, the precision fault decides."""
     run = stored().change(CAND, evidence=DROPPED)
     assert fault_of(bare(run)).reason == "mismatch"
@@ -59,7 +55,7 @@ def test_a01_t1_no_policy_saves_a_dropped_format(required: bool, data: st.DataOb
     assert verdict.outcomes.index(fault) < 2
 
 
-def weights_without_evidence() -> MadeRun:
+def weights_without_evidence():
     run = quantized_weights()
     run.tasks[1].spec["weights"] = "fp8_block128"
     silent = [Level(x, NOT_APPLICABLE if x.endswith("-weights") else VERIFIED, "-") for x in LEVELS]
@@ -67,27 +63,25 @@ def weights_without_evidence() -> MadeRun:
     return run.change(CAND, spec={**run.tasks[1].spec}, evidence=shown)
 
 
-def with_scales_of_another_source() -> MadeRun:
+def with_scales_of_another_source():
     facts = next(r for r in stored().records if r.key.endswith(CAND)).facts
     return stored().change(
         CAND, facts={**facts, "scale_kind": "unknown", "scale_source": "unknown: another file"}
     )
 
 
-def other_backend() -> MadeRun:
+def other_backend():
     backend = asdict(Choice("torch", "torch", "requested"))
     return on_backend("triton", "triton", "requested").change(
         CAND, decision={**decision("int8_sym"), "backend": backend}
     )
 
 
-def candidate(**fields: Any) -> Callable[[], MadeRun]:
+def candidate(**fields):
     return lambda: stored().change(CAND, **fields)
 
 
-def resolved(
-    cell: str, requested: str, resolved: str, reason: str, fallback: str = "allow"
-) -> Callable[[], MadeRun]:
+def resolved(cell, requested, resolved, reason, fallback="allow"):
     fields = {"decision": decision(requested, resolved, reason), "evidence": evidence(resolved)}
     return lambda: stored(fallback=fallback).change(cell, **fields)
 
@@ -130,39 +124,34 @@ def resolved(
         ),
     ],
 )  # fmt: skip
-def test_what_is_not_proven_fails_though_fallbacks_are_allowed(
-    run: Callable[[], MadeRun], reason: str, words: str
-) -> None:
+def test_what_is_not_proven_fails_though_fallbacks_are_allowed(run, reason, words):
     verdict = judge(run(), RATIO, allow_fallback=True)
     faults = [o for o in of(verdict, FAIL) if o.check == "precision"]
     assert (verdict.exit_code, [o.reason for o in faults]) == (1, [reason])
     assert words in faults[0].sentence
 
 
-def test_the_baseline_must_be_native_itself() -> None:
+def test_the_baseline_must_be_native_itself():
     run = stored().change(BASE, evidence=evidence("int8_sym", Level("E1", MISMATCH, "layer 0 is int8")))
     fault = fault_of(bare(run))
     assert (fault.cell, "layer 0 is int8" in fault.sentence) == (BASE, True)
 
 
-def test_one_bad_record_among_good_ones_fails_the_cell() -> None:
+def test_one_bad_record_among_good_ones_fails_the_cell():
     shown = evidence("int8_sym", Level("E3", MISMATCH, "pages are not read"))
     fault = fault_of(judge(scored().change(CAND, "perplexity", evidence=shown), RATIO))
     assert fault.sentence.endswith("E3: pages are not read (seen in perplexity)")
 
 
-def test_quantized_weights_that_are_effective_pass() -> None:
+def test_quantized_weights_that_are_effective_pass():
     run = quantized_weights().change(CAND, evidence=evidence("int8_sym", weights="fp8_block128"))
     verdict = bare(run)
     assert (verdict.exit_code, verdict.outcomes[1].reason) == (0, "verified")
     assert "int8_sym with fp8_block128 weights" in verdict.outcomes[1].sentence
 
 
-# levels of evidence
-
-
 @pytest.mark.parametrize("level", [x for x in LEVELS if not x.endswith("-weights")])
-def test_a_level_that_says_it_does_not_apply_shows_nothing(level: str) -> None:
+def test_a_level_that_says_it_does_not_apply_shows_nothing(level):
     """But a labelled mode that reads no prompt back, and a runner that makes no reads."""
     shown = levels_up_to("E5", **{level.replace("-", "_"): NOT_APPLICABLE})
     run = stored().change(CAND, evidence=shown)
@@ -175,7 +164,7 @@ def test_a_level_that_says_it_does_not_apply_shows_nothing(level: str) -> None:
 
 
 @pytest.mark.parametrize("rung", RUNGS)
-def test_a_gate_names_the_rung_that_must_be_verified(rung: str) -> None:
+def test_a_gate_names_the_rung_that_must_be_verified(rung):
     """What stands above it may show nothing, and is named; by default every rung is required."""
     run = stored().change(CAND, evidence=levels_up_to(rung))
     verdict = judge(run, RATIO, evidence=rung)
@@ -189,7 +178,7 @@ def test_a_gate_names_the_rung_that_must_be_verified(rung: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_contradiction_fails_on_any_rung_and_a_silent_level_on_the_required_ones(level: str) -> None:
+def test_a_contradiction_fails_on_any_rung_and_a_silent_level_on_the_required_ones(level):
     named = level.replace("-", "_")
     contradicted = stored().change(CAND, evidence=levels_up_to("E1", **{named: MISMATCH}))
     fault = fault_of(judge(contradicted, RATIO, evidence="E1"))
@@ -214,19 +203,14 @@ def test_a_contradiction_fails_on_any_rung_and_a_silent_level_on_the_required_on
         (MISMATCH, ["E5"], "E1", 1),
     ],
 )
-def test_the_native_arm_stands_on_the_rungs_that_are_unverified_in_it(
-    state: str, silent: list[str], rung: str, code: int
-) -> None:
+def test_the_native_arm_stands_on_the_rungs_that_are_unverified_in_it(state, silent, rung, code):
     levels = [Level(x, VERIFIED, "-") for x in LEVELS]
     arm = Level("native-arm", state, "The native arm is not native: E4 is silent", {"unverified": silent})
     run = stored().change(CAND, evidence=evidence("int8_sym", *levels, arm))
     assert judge(run, RATIO, evidence=rung).exit_code == code
 
 
-# numbers that equal native's
-
-
-def test_a_text_that_was_compared_with_itself_was_not_compared() -> None:
+def test_a_text_that_was_compared_with_itself_was_not_compared():
     own = next(r for r in scored().records if r.key.endswith(CAND) and r.runner == "perplexity")
     for samples, reasons in (
         ({"native_chunks": own.samples["chunks"]}, ["equal_to_native"]),
@@ -241,14 +225,11 @@ def test_a_text_that_was_compared_with_itself_was_not_compared() -> None:
 @pytest.mark.parametrize(
     "spec", [{"prefill_reads": "fresh"}, {"model_weights": "random"}, {"kv_format": "native"}]
 )
-def test_text_that_may_equal_native_is_no_fault(spec: dict[str, Any]) -> None:
+def test_text_that_may_equal_native_is_no_fault(spec):
     assert not of(bare(identical(**spec)), FAIL)
 
 
-# fallbacks
-
-
-def on_backend(requested: str, resolved: str, reason: str) -> MadeRun:
+def on_backend(requested, resolved, reason):
     """`stored` on a backend."""
     backend = asdict(Choice(requested, resolved, reason))
     run = stored(backend=requested, fallback="allow")
@@ -274,9 +255,7 @@ def on_backend(requested: str, resolved: str, reason: str) -> MadeRun:
         ),
     ],
 )
-def test_a_declared_fallback_fails_unless_the_gate_allows_it(
-    run: Any, limit: Any, cells: list[str], words: str
-) -> None:
+def test_a_declared_fallback_fails_unless_the_gate_allows_it(run, limit, cells, words):
     for verdict in (bare(run()), judge(run()), judge(run(), limit, allow_partial=True)):
         faults = of(verdict, FAIL)
         assert verdict.exit_code == 1
@@ -290,12 +269,9 @@ def test_a_declared_fallback_fails_unless_the_gate_allows_it(
 
 
 @pytest.mark.parametrize("resolved", ["torch", "triton"])
-def test_what_auto_becomes_is_no_fallback(resolved: str) -> None:
+def test_what_auto_becomes_is_no_fallback(resolved):
     verdict = judge(on_backend("auto", resolved, "no_gpu"), RATIO)
     assert (verdict.exit_code, verdict.word) == (0, PASS)
-
-
-# records and times of something else
 
 
 @pytest.mark.parametrize(
@@ -307,7 +283,7 @@ def test_what_auto_becomes_is_no_fallback(resolved: str) -> None:
         ({"runner": "parity"}, "from runner parity, the task from storage"),
     ],
 )
-def test_a_record_of_another_task_fails(changed: dict[str, Any], words: str) -> None:
+def test_a_record_of_another_task_fails(changed, words):
     run = stored()
     record = run.records[1]
     fields = {k: {**getattr(record, k), **v} if isinstance(v, dict) else v for k, v in changed.items()}
@@ -326,7 +302,7 @@ def test_a_record_of_another_task_fails(changed: dict[str, Any], words: str) -> 
         (None, "kv_format unknown"),
     ],
 )
-def test_times_of_another_arm_or_request_fail(ran: dict[str, Any] | None, words: str) -> None:
+def test_times_of_another_arm_or_request_fail(ran, words):
     run = timed([10.0] * 4, [10.0] * 4)
     for arm in run.records[1].samples["arms"]:
         if arm["arm"] == "candidate":

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from kvbench.errors import NO_DEVICE
 from kvbench.gate.evaluate import evaluate
@@ -39,62 +38,62 @@ PPL = check("ppl_delta_pct", -1, 1)
 NO_DATA = {"reason": "not_available", "message": "Get it with `make data`."}
 
 
-def ppl(*checks: Any, **changes: Any) -> Verdict:
+def ppl(*checks, **changes):
     run = scored()
     return judge(run, *(checks or (PPL,)), rows=with_values(run, "ppl_delta_pct", **changes))
 
 
-def failed(status: str, **error: str) -> Verdict:
+def failed(status, **error):
     return judge(scored().change(CAND, "perplexity", status=status, error=error), PPL)
 
 
-def changed(**fields: Any) -> Verdict:
+def changed(**fields):
     return bare(stored().change(CAND, **fields))
 
 
-def with_manifest(run: MadeRun, *checks: Any, **manifest: Any) -> Verdict:
+def with_manifest(run, *checks, **manifest):
     return evaluate(Gate("made", checks), run.run_with(**manifest), run.rows())
 
 
-def native_baseline() -> Verdict:
+def native_baseline():
     run = stored()
     run.cells[1] = replace(run.cells[1], baseline=CAND)
     return bare(run)
 
 
-def request_dropped() -> Verdict:
+def request_dropped():
     run = stored()
     run.cells[1].spec["weights"] = "fp8_block128"
     return bare(run)
 
 
-def another_arm() -> Verdict:
+def another_arm():
     run = timed([10.0] * 4, [10.0] * 4)
     run.records[1].samples["arms"][1]["ran"]["kv_format"] = "native"
     return bare(run)
 
 
-def not_run() -> Verdict:
+def not_run():
     run = scored()
     run.records.pop()
     return judge(run, RATIO)
 
 
-def impossible_sides() -> Verdict:
+def impossible_sides():
     sides = [{"layer": 0, "side": "k", "amax": 2.0, "error": 0.1}]
     samples = ({"sides": sides}, {"format": "int8_sym"}), ({"sides": []}, {"format": "native"})
     run = MadeRun().measure("health", *samples)
     return bare(run, [])
 
 
-def confounded() -> Verdict:
+def confounded():
     run = stored()
     unit = METRICS["itl_slope_to_bytes"].unit
     made = Row(CAND, "itl_slope_to_bytes", "", 0.75, unit, 6, 0.7, 0.8, note="backend differs")
     return bare(run, [*run.rows(), made])
 
 
-def shard() -> Verdict:
+def shard():
     run = stored()
     return with_manifest(run, shard=Share(Shard(1, 2), frozenset({run.tasks[0].key})))
 
@@ -165,18 +164,18 @@ SCENES: dict[str, Callable[[], Verdict]] = {
 }  # fmt: skip
 
 
-def line(reason: str) -> str:
+def line(reason):
     """The first outcome with that reason, with the exit code of its verdict."""
     verdict = SCENES[reason]()
     found = next(o for o in verdict.outcomes if o.reason == reason)
     return f"{reason} ({found.status}, exit {verdict.exit_code}): {found.sentence}\n"
 
 
-def sentences() -> str:
+def sentences():
     return "".join(map(line, REASONS))
 
 
-def test_each_reason_has_an_outcome_and_its_sentence_is_the_one_of_the_snapshot() -> None:
+def test_each_reason_has_an_outcome_and_its_sentence_is_the_one_of_the_snapshot():
     assert set(SCENES) == set(REASONS)
     assert sentences().splitlines() == SNAPSHOT.read_text(encoding="utf-8").splitlines()
 

@@ -8,10 +8,11 @@ from kvbench.matrix.yaml import parse
 
 def test_set_replaces_values_by_the_yaml_rules(make, picked):
     text = "axes: {kv_format: native, batch: [1, 2]}\nengine: {page_size: 16}\nrunners: {mcq: {limit: 24}}"
-    matrix = make(text, ["axes.kv_format=[native,int8_sym]", "axes.page_size=[8, "
-                                                             "16]", "engine.batch=3",
-                                                             "runners.mcq.limit=null",
-                         "runners.mcq.max_truncated=1e-2", "runners.parity={}", "name=other"])  # fmt: skip
+    given = [
+        "axes.kv_format=[native,int8_sym]", "axes.page_size=[8, 16]", "engine.batch=3", "name=other",
+        "runners.mcq.limit=null", "runners.mcq.max_truncated=1e-2", "runners.parity={}",
+    ]  # fmt: skip
+    matrix = make(text, given)
     assert matrix.name == "other"
     assert picked(matrix, "kv_format", "page_size", "batch") == [
         ("native", 8, 3), ("native", 16, 3), ("int8_sym", 8, 3), ("int8_sym", 16, 3),

@@ -1,7 +1,6 @@
 """Latency from hand-written records: times, rates, and ratios over interleaved pairs."""
 
 import math
-from typing import Any
 
 import pytest
 from scipy import stats as scipy_stats
@@ -9,15 +8,13 @@ from scipy import stats as scipy_stats
 from tests.factories.runs.made import BASE, MadeRun
 
 
-def arm(
-    name: str, order: int, ttft: float, gaps: list[float], tokens: int | None = None, batch: int = 1
-) -> dict[str, Any]:
+def arm(name, order, ttft, gaps, tokens=None, batch=1):
     new = len(gaps) + 1 if tokens is None else tokens
     sizes = {"prefill_tokens": 128 * batch, "batch": batch, "new_tokens": new}
     return {"arm": name, "order": order, "ttft_ms": ttft, "itl_ms": gaps, **sizes}
 
 
-def latency(*arms: dict[str, Any], warmup: list[dict[str, Any]] | None = None) -> Any:
+def latency(*arms, warmup=None):
     cold = [{"arm": "candidate", "ttft_ms": 2000.0, "itl_ms": [1.0]}] if warmup is None else warmup
     return {"arms": list(arms), "warmup": cold}, {"clock": "perf_counter", "synchronised": True}
 
@@ -31,7 +28,7 @@ ABBA = [
 AA = latency(arm("candidate", 0, 20.0, [10.0, 10.0]), arm("candidate", 1, 22.0, [10.0, 14.0]))
 
 
-def run_of(*arms: dict[str, Any], **more: Any) -> MadeRun:
+def run_of(*arms, **more):
     return MadeRun().measure("latency", latency(*arms, **more), AA)
 
 
@@ -51,8 +48,7 @@ def test_ratios_pair_repeats_with_the_interleaved_baseline():
     run = run_of(*(ABBA[i] for i in (3, 1, 0, 2)))  # the order field counts, not the list's
     row, ttft = run.row("itl_ratio"), run.row("ttft_ratio")
     assert row.value == pytest.approx(0.5)  # 5 / 10 and 10 / 20
-    assert (row.low, row.high) == pytest.approx((0.5, 0.5))
-    assert (row.n, row.baseline) == (2, BASE)
+    assert ((row.low, row.high), row.n, row.baseline) == (pytest.approx((0.5, 0.5)), 2, BASE)
     assert ttft.value == pytest.approx(math.sqrt(0.5 * 0.6))
     half = float(scipy_stats.t.ppf(0.975, 1)) * math.log(0.6 / 0.5) / 2
     assert (ttft.low, ttft.high) == pytest.approx((ttft.value * math.exp(-half), ttft.value * math.exp(half)))

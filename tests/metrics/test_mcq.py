@@ -1,8 +1,6 @@
 """Multiple choice from hand-written records: accuracies, paired differences, noise floors."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from scipy import stats as scipy_stats
@@ -13,23 +11,23 @@ from tests.factories.runs.made import BASE, CAND, MadeRun
 RIGHT, WRONG = (-1.0, -2.0), (-2.0, -1.0)
 
 
-def question(key: int, answer: int, *scores: float, **more: Any) -> dict[str, Any]:
+def question(key, answer, *scores, **more):
     base = {"id": key, "subject": "s", "answer": answer, "scores": list(scores), "tokens": [1] * len(scores)}
     pick = max(range(len(scores)), key=scores.__getitem__) if scores else None
     return {**base, "chars": [1] * len(scores), "pick": pick, "truncated": False, "skipped": None, **more}
 
 
-def twice(key: int, scores: Sequence[float], again: Sequence[float], **more: Any) -> dict[str, Any]:
+def twice(key, scores, again, **more):
     """A question of the baseline that was scored again."""
     return question(key, 0, *scores, aa_scores=list(again), **more)
 
 
-def asked(*questions: dict[str, Any], **facts: Any) -> Any:
+def asked(*questions, **facts):
     shared = {"task": "mmlu", "shots": 5, "choice_ids": {"A": [1]}, "total": len(questions), "data_sha": "d"}
     return {"questions": list(questions)}, {**shared, "prompt_policy": "p", "bos": "none", **facts}
 
 
-def run_of(own: Sequence[Any], native: Sequence[Any], dtype: str = "float32", **facts: Any) -> MadeRun:
+def run_of(own, native, dtype="float32", **facts):
     sides = asked(*own), asked(*native, **facts)
     return MadeRun(dtype=dtype).measure("mcq", *sides, variant="mmlu 5-shot", shots=5)
 
@@ -85,8 +83,7 @@ def test_paired_difference_and_mcnemar():
     assert [words for words in found if words not in row.note] == []
     # The half width of that interval times (1.959964 + 0.841621) / 1.959964.
     assert mde.value == pytest.approx(100 * half * (1 + 0.8416212336 / 1.9599639845), rel=1e-6)
-    assert (mde.n, mde.baseline) == (20, BASE)
-    assert run.row("mcq_mcnemar_p").value == pytest.approx(2 * 6 / 32)
+    assert (mde.n, mde.baseline, run.row("mcq_mcnemar_p").value) == (20, BASE, pytest.approx(2 * 6 / 32))
     shares = ("agreement", "right_to_wrong", "wrong_to_right", "wrong_to_wrong")
     assert [run.row(f"mcq_{name}").value for name in shares] == [15 / 20, 4 / 20, 1 / 20, 0]
     assert recovery.value == pytest.approx(11 / 14)  # the baseline answers 14 of 20, the candidate 11
@@ -97,8 +94,7 @@ def test_a_choice_that_changes_between_two_wrong_ones_is_a_flip_of_its_own():
     native = [question(i, 0, -3.0, -1.0, -2.0) for i in range(4)]
     run = run_of([*native[:3], question(3, 0, -3.0, -2.0, -1.0)], native)
     flips = [run.row(f"mcq_{m}").value for m in ("right_to_wrong", "wrong_to_right", "wrong_to_wrong")]
-    assert flips == [0, 0, 0.25]
-    assert (run.row("mcq_delta_pt").value, run.row("mcq_recovery").value) == (0, None)
+    assert (flips, run.row("mcq_delta_pt").value, run.row("mcq_recovery").value) == ([0, 0, 0.25], 0, None)
 
 
 def test_the_noise_floor_of_multiple_choice():
@@ -132,7 +128,7 @@ def test_a_changed_pick_is_real_only_beyond_twice_the_noise():
         *(twice(i, [-1.0, -5.0, -9.0], [-1.0, -5.0, -9.0]) for i in range(4, 11)),
     ]
 
-    def flipped(*flips: int) -> Any:
+    def flipped(*flips):
         own = [question(i, 0, -1.0, -0.5 if i in flips else -2.0, -9.0) for i in range(11)]
         return run_of(own, native, "bfloat16").row("mcq_real_flips")
 

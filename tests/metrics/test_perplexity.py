@@ -3,7 +3,6 @@ document."""
 
 import math
 import random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +12,7 @@ from scipy import stats as scipy_stats
 from tests.factories.runs.made import BASE, MadeRun, chunks, text_facts
 
 
-def text_run(
-    own: dict[str, Any], native: dict[str, Any] | None = None, facts: dict[str, Any] | None = None
-) -> MadeRun:
+def text_run(own, native=None, facts=None):
     native = native or own
     scored = [sum(c["tokens"] for c in side["chunks"]) for side in (own, native)]
     sides = (own, facts or text_facts(scored[0])), (native, text_facts(scored[1]))

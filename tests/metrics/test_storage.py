@@ -1,7 +1,6 @@
 """Bytes and parity from hand-written records: exact values, worst cases, what is not comparable."""
 
 import math
-from typing import Any
 
 import pytest
 from scipy import stats as scipy_stats
@@ -10,9 +9,7 @@ from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes
 from tests.factories.runs.made import BASE, MadeRun, layers, storage_facts
 
 
-def store(
-    kv_format: str, tokens: int, native: str = "bfloat16", n: int = 22, heads: int = 4, dim: int = 64
-) -> Any:
+def store(kv_format, tokens, native="bfloat16", n=22, heads=4, dim=64):
     """Storage record of n layers (TinyLlama: 22 with 4 KV heads of 64)."""
     shape = KVShape(heads, dim, dim)
     one = kv_bytes(KV_FORMATS[kv_format], shape, tokens, native)
@@ -20,7 +17,7 @@ def store(
     return layers(n, one.payload, one.scales), storage_facts(tokens, native16)
 
 
-def stored(kv_format: str, tokens: int, **shape: Any) -> MadeRun:
+def stored(kv_format, tokens, **shape):
     sides = store(kv_format, tokens, **shape), store("native", tokens, **shape)
     return MadeRun(kv_format).measure("storage", *sides)
 
@@ -68,10 +65,7 @@ def test_stores_of_another_size_are_not_compared():
     assert "tokens is 4096 here and 4080" in run.row("kv_ratio").note
 
 
-# parity
-
-
-def parity(*errors: float, bound: float = 1e-3, cosine: float = 1.0, steps: list[int] | None = None) -> Any:
+def parity(*errors, bound=1e-3, cosine=1.0, steps=None):
     shared = {"cosine": cosine, "bound": bound}
     cases = [{"name": f"case {i}", "max_abs": e, **shared} for i, e in enumerate(errors)]
     equal = [1] * 2048 if steps is None else steps

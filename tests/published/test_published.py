@@ -1,7 +1,6 @@
 """Published tables as files: what is read of them, and what is refused by line."""
 
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
@@ -20,13 +19,13 @@ kv_bytes_total,,B,3604480,,
 """
 
 
-def table(tmp_path: Path, text: str) -> Path:
+def table(tmp_path, text):
     path = tmp_path / "t.csv"
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def test_numbers_are_the_interval_of_what_rounds_to_them(tmp_path: Path) -> None:
+def test_numbers_are_the_interval_of_what_rounds_to_them(tmp_path):
     made = read(table(tmp_path, GOOD))
     assert (made.head, made.settings) == (
         {"title": "made"},
@@ -45,7 +44,7 @@ def test_numbers_are_the_interval_of_what_rounds_to_them(tmp_path: Path) -> None
     assert (exact.numbers["baseline"].low, exact.numbers["baseline"].high) == (3_604_480, 3_604_480)
 
 
-def test_only_whole_bytes_are_exact(tmp_path: Path) -> None:
+def test_only_whole_bytes_are_exact(tmp_path):
     (line,) = read(table(tmp_path, "metric,unit,baseline\nkv_bytes_total,B,2304.5\n")).lines
     assert (line.numbers["baseline"].low, line.numbers["baseline"].high) == (
         Fraction("2304.45"),
@@ -53,7 +52,7 @@ def test_only_whole_bytes_are_exact(tmp_path: Path) -> None:
     )
 
 
-def test_a_byte_order_mark_windows_line_ends_and_empty_lines_are_no_matter(tmp_path: Path) -> None:
+def test_a_byte_order_mark_windows_line_ends_and_empty_lines_are_no_matter(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode() + b"\r\n,,,,,\r\n")
     assert [line.line for line in read(path).lines] == [6, 7, 8, 9]
@@ -92,13 +91,13 @@ ROW = "metric,batch,baseline,candidate\n"
         ("{}", "line 1: column '{}'"),
     ],
 )  # fmt: skip
-def test_what_is_no_such_table_is_refused_by_line(tmp_path: Path, text: str, words: str) -> None:
+def test_what_is_no_such_table_is_refused_by_line(tmp_path, text, words):
     with pytest.raises(UsageError, match=words) as e:
         read(table(tmp_path, text))
     assert "t.csv" in str(e.value)
 
 
-def test_a_file_that_is_not_there_is_a_folder_or_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_a_folder_or_no_text_is_refused(tmp_path):
     (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
     for name, words in (("none.csv", "cannot be read"), (".", "cannot be read"), ("b.csv", "not UTF-8")):
         with pytest.raises(UsageError, match=words):

@@ -2,9 +2,6 @@
 
 import json
 import math
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -31,18 +28,18 @@ from kvbench.published.reproduce import (
     order_of,
     stated_change,
 )  # fmt: skip
-from kvbench.published.table import Line, read
+from kvbench.published.table import read
 from kvbench.report.compare.reproduction import Reproduced, as_json, as_markdown, as_text
 
 
 class Made:
     """A run with cells of given keys and metrics of theirs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.cells: list[Cell] = []
         self.rows: list[Row] = []
 
-    def cell(self, keys: Mapping[str, Any], variant: str = "", **values: Any) -> "Made":
+    def cell(self, keys, variant="", **values):
         """values: a number, or (value, low, high)."""
         same = [c for c in self.cells if c.spec == {**CELL_KEYS, **keys}]
         at = same[0].id if same else f"c{len(self.cells)}"
@@ -55,27 +52,24 @@ class Made:
         return self
 
     @property
-    def ours(self) -> Ours:
+    def ours(self):
         return Ours(self.cells, self.rows)
 
 
-def shape_of(name: str, made: Made) -> Shape:
+def shape_of(name, made):
     found = TABLES[name]
     return compare(read(files(found)[0]).lines, found.rules, found.stand_ins, made.ours)
 
 
-def of(name: str) -> list[Line]:
+def of(name):
     return list(read(files(TABLES[name])[0]).lines)
 
 
-def states(shape: Shape) -> list[str]:
+def states(shape):
     return [row.state for row in shape.rows]
 
 
-# Bytes: exact.
-
-
-def page(native: int = 65_536, int8: int = 33_280) -> "Made":
+def page(native=65_536, int8=33_280):
     at = {"context": 16}
     return (
         Made()
@@ -84,7 +78,7 @@ def page(native: int = 65_536, int8: int = 33_280) -> "Made":
     )
 
 
-def test_bytes_are_equal_or_differ_by_one() -> None:
+def test_bytes_are_equal_or_differ_by_one():
     good = shape_of("int8_sym/page-bytes", page())
     assert (states(good), good.exit_code, good.rows[0].ratio) == ([AGREES], 0, 1.0)
     bad = shape_of("int8_sym/page-bytes", page(int8=33_281))
@@ -92,7 +86,7 @@ def test_bytes_are_equal_or_differ_by_one() -> None:
     assert bad.rows[0].sentence == "baseline equal; candidate is 33,281 B, published 33280 B."
 
 
-def memory() -> "Made":
+def memory():
     made = Made()
     for model, layers, heads, tokens in (
         ("tinyllama-1.1b-cache", 22, 4, 160),
@@ -107,7 +101,7 @@ def memory() -> "Made":
     return made
 
 
-def test_a_table_that_prints_mib_as_mb_is_read_as_it_was_meant_and_it_is_said() -> None:
+def test_a_table_that_prints_mib_as_mb_is_read_as_it_was_meant_and_it_is_said():
     shape = shape_of("int8_static/memory", memory())
     assert (states(shape), shape.exit_code) == ([AGREES] * 5, 0)
     said = [row.sentence for row in shape.rows]
@@ -116,7 +110,7 @@ def test_a_table_that_prints_mib_as_mb_is_read_as_it_was_meant_and_it_is_said() 
     assert all(row.ratio == pytest.approx(1, abs=4e-3) for row in shape.rows)
 
 
-def test_bytes_a_token_are_of_the_cells_slots() -> None:
+def test_bytes_a_token_are_of_the_cells_slots():
     made = Made().cell(
         {"context": 20}, kv_bytes_total=147_456 * 32, kv_bytes_payload=147_456 * 32, kv_bytes_scales=0
     )
@@ -125,23 +119,16 @@ def test_bytes_a_token_are_of_the_cells_slots() -> None:
     assert states(shape_of("fp8/kv-bytes", made)) == [AGREES] * 3
 
 
-# Changes: sign and order.
-
 BASE = {(1, 1024): 7.85, (1, 4096): 10.29, (1, 16384): 20.58, (8, 1024): 20.84, (8, 4096): 25.31}
 PUBLISHED = {(1, 1024): 0.93, (1, 4096): 0.77, (1, 16384): 0.58, (8, 1024): 1.10, (8, 4096): 1.15}
 NO_SPLITS = {(1, 1024): 1.06, (1, 4096): 1.16, (1, 16384): 1.29, (8, 1024): 1.06, (8, 4096): 1.18}
 
 
-def itl(
-    auto: Mapping[tuple[int, int], float] = PUBLISHED,
-    one: Mapping[tuple[int, int], float] = NO_SPLITS,
-    spread: float = 0.001,
-    weights_ratio: float = 0.6,
-) -> "Made":
+def itl(auto=PUBLISHED, one=NO_SPLITS, spread=0.001, weights_ratio=0.6):
     """A run with these ratios of FP8 to native KV (both with FP8 weights), paired with native."""
     made = Made()
 
-    def ratio(x: float) -> tuple[float, float, float]:
+    def ratio(x):
         return x, x * (1 - spread), x * (1 + spread)
 
     for batch, context in PUBLISHED:
@@ -158,7 +145,7 @@ def itl(
     return made
 
 
-def test_the_same_signs_and_order_agree_on_other_hardware() -> None:
+def test_the_same_signs_and_order_agree_on_other_hardware():
     """The run's are milder all over: 1 + half of what is published."""
     milder = [{k: 1 + (v - 1) / 2 for k, v in table.items()} for table in (PUBLISHED, NO_SPLITS)]
     shape = shape_of("fp8/itl", itl(*milder))
@@ -170,14 +157,13 @@ def test_the_same_signs_and_order_agree_on_other_hardware() -> None:
     assert (changes.alike, changes.flipped) == (10, ())
 
 
-def test_a_flipped_sign_differs_and_names_both() -> None:
+def test_a_flipped_sign_differs_and_names_both():
     shape = shape_of("fp8/itl", itl({**PUBLISHED, (1, 1024): 1.03}))
-    assert states(shape)[0] == DIFFERS
-    assert shape.rows[0].sentence == "published down, ours up."
+    assert (states(shape)[0], shape.rows[0].sentence) == (DIFFERS, "published down, ours up.")
     assert shape.exit_code == 1
 
 
-def test_a_flipped_order_differs_though_every_sign_agrees() -> None:
+def test_a_flipped_order_differs_though_every_sign_agrees():
     shape = shape_of("fp8/itl", itl({**PUBLISHED, (1, 4096): 0.5, (1, 16384): 0.9}))
     assert set(states(shape)) == {AGREES}
     changes = next(o for o in shape.orders if o.column == "itl_ms, change of fp8 KV against bfloat16 KV")
@@ -187,27 +173,26 @@ def test_a_flipped_order_differs_though_every_sign_agrees() -> None:
     assert shape.exit_code == 1
 
 
-def test_what_the_intervals_do_not_tell_apart_is_open_and_no_agreement() -> None:
+def test_what_the_intervals_do_not_tell_apart_is_open_and_no_agreement():
     shape = shape_of("fp8/itl", itl(spread=0.2))
     assert OPEN in states(shape)
     assert DIFFERS not in states(shape)
     assert (shape.exit_code, shape.verdict) == (4, "the data cannot tell")
 
 
-def test_lines_that_were_not_measured_are_listed_with_their_reason() -> None:
+def test_lines_that_were_not_measured_are_listed_with_their_reason():
     made = itl()
     for at, row in enumerate(made.rows):
         if row.cell == made.cells[2].id:
             made.rows[at] = Row(row.cell, row.metric, "", None, row.unit, note="refused: no GPU here.")
     shape = shape_of("fp8/itl", made)
     assert (states(shape).count(NOT_RUN), states(shape).count(AGREES)) == (1, 9)
-    assert shape.rows[0].sentence == "refused: no GPU here."
-    assert shape.exit_code == 3
+    assert (shape.rows[0].sentence, shape.exit_code) == ("refused: no GPU here.", 3)
     assert set(states(shape_of("fp8/itl", Made()))) == {NOT_RUN}
     assert "no cell of the run with weights fp8_block128" in shape_of("fp8/itl", Made()).rows[0].sentence
 
 
-def test_two_cells_that_fit_are_no_measurement() -> None:
+def test_two_cells_that_fit_are_no_measurement():
     made = page()
     made.cell({"kv_format": "int8_sym", "context": 16, "batch": 2}, kv_bytes_total=66_560)
     shape = shape_of("int8_sym/page-bytes", made)
@@ -215,7 +200,7 @@ def test_two_cells_that_fit_are_no_measurement() -> None:
     assert "2 cells" in shape.rows[0].sentence
 
 
-def test_a_rates_change_is_that_of_the_time_upside_down() -> None:
+def test_a_rates_change_is_that_of_the_time_upside_down():
     """Decode by batch, fused against bfloat16 and dequantized; other engines are left out."""
     made = Made()
     fused = {1: 92.34 * 1.55, 4: 354.32, 8: 408.7, 16: 1794.6, 32: 2702.0}
@@ -238,7 +223,7 @@ def test_a_rates_change_is_that_of_the_time_upside_down() -> None:
     assert shape.rows[0].ours["change"].startswith("1.55x")
 
 
-def quality(both: tuple[float, float, float], mmlu: tuple[float, float, float]) -> "Made":
+def quality(both, mmlu):
     native, fp8 = {"weights": "native"}, {"weights": "fp8_block128"}
     cache = {**fp8, "kv_format": "fp8_e4m3"}
     made = Made().cell(native, weight_bytes=16e9).cell(fp8, weight_bytes=9e9)
@@ -250,7 +235,7 @@ def quality(both: tuple[float, float, float], mmlu: tuple[float, float, float]) 
     return made
 
 
-def test_accuracy_agrees_where_both_stay_within_the_published_target() -> None:
+def test_accuracy_agrees_where_both_stay_within_the_published_target():
     small = (0.1, 0.0, 0.2)
     shape = shape_of("fp8/quality", quality(small, small))
     assert (states(shape).count(AGREES), states(shape).count(LEFT_OUT), shape.exit_code) == (7, 2, 0)
@@ -262,8 +247,8 @@ def test_accuracy_agrees_where_both_stay_within_the_published_target() -> None:
     assert few.exit_code == 4
 
 
-def test_the_scale_sweep_is_an_order_of_tokens() -> None:
-    def sweep(at_1: float, at_005: float) -> Shape:
+def test_the_scale_sweep_is_an_order_of_tokens():
+    def sweep(at_1, at_005):
         made = Made()
         for scale, tokens in ((1.0, at_1), (0.05, at_005)):
             made.cell({"kv_format": "int8_static", "scale": scale}, gen_useful_tokens=tokens)
@@ -276,29 +261,24 @@ def test_the_scale_sweep_is_an_order_of_tokens() -> None:
     assert "agrees: " not in as_text(found) + as_markdown(found)
     assert as_json(found)["rows"][0]["state"] == "computed from the published numbers"
     assert Shape(good.rows[:2], ()).exit_code == 3  # nothing was measured
-    assert good.orders == (Order("gen_useful_tokens", 2, 0, ()),)
-    assert good.rows[4].ratio == 1.3
-    assert sweep(90, 20).exit_code == 1
-    assert sweep(20, 20).exit_code == 4
+    assert (good.orders, good.rows[4].ratio) == ((Order("gen_useful_tokens", 2, 0, ()),), 1.3)
+    assert (sweep(90, 20).exit_code, sweep(20, 20).exit_code) == (1, 4)
 
 
 @pytest.mark.parametrize(("share", "code"), [(0.0, 0), (0.1, 1)])
-def test_runs_that_were_published_as_equal_must_be_equal(share: float, code: int) -> None:
+def test_runs_that_were_published_as_equal_must_be_equal(share, code):
     made = Made().cell({}, "mmlu 0-shot", mcq_aa_disagreement=share)
     assert shape_of("int8_static/accuracy", made).exit_code == code
 
 
-def test_what_kvbench_has_no_counterpart_of_is_left_out_and_no_success() -> None:
+def test_what_kvbench_has_no_counterpart_of_is_left_out_and_no_success():
     shape = shape_of("int8_static/service", Made())
     assert (set(states(shape)), shape.exit_code) == ({LEFT_OUT}, 3)
     unknown = compare(of("int8_static/service"), (), {}, Made().ours)
     assert unknown.rows[0].sentence == "kvbench has no counterpart of this line."
 
 
-# The parts.
-
-
-def test_directions_and_orders_of_intervals() -> None:
+def test_directions_and_orders_of_intervals():
     assert [direction(i) for i in ((0.1, 0.2), (-0.2, -0.1), (0.0, 0.0), (-0.1, 0.1))] == [1, -1, 0, None]
     assert [direction(i, 0.5) for i in ((0.1, 0.2), (0.6, 0.7), (-0.9, -0.6), (0.4, 0.6))] == [0, 1, -1, None]
     entries = [("a", (1, 1), (1, 1)), ("b", (2, 2), (3, 3)), ("c", (3, 3), (2, 2)), ("d", (3, 4), (0.5, 3.5))]
@@ -308,7 +288,7 @@ def test_directions_and_orders_of_intervals() -> None:
 
 
 @pytest.mark.parametrize("name", list(TABLES))
-def test_a_claim_says_what_its_two_numbers_say(name: str) -> None:
+def test_a_claim_says_what_its_two_numbers_say(name):
     for line in of(name):
         both = {"baseline", "candidate"} <= line.numbers.keys()
         points = line.metric == "mcq_accuracy"
@@ -323,7 +303,7 @@ def test_a_claim_says_what_its_two_numbers_say(name: str) -> None:
             )
 
 
-def test_every_table_of_the_sources_has_an_entry_and_every_line_a_rule() -> None:
+def test_every_table_of_the_sources_has_an_entry_and_every_line_a_rule():
     from kvbench.matrix.load import load
 
     folder = files(TABLES["fp8/itl"])[0].parent
@@ -340,7 +320,7 @@ def test_every_table_of_the_sources_has_an_entry_and_every_line_a_rule() -> None
             assert NOT_RUN not in states(compare(lines, variants, found.stand_ins, ours)), name
 
 
-def test_an_unknown_table_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_table_is_answered_with_the_known_ones():
     done = CliRunner().invoke(app, ["reproduce", "fp8", "speed"])
     assert done.exit_code == 2
     assert "known are int8_sym page-bytes" in done.stderr
@@ -349,7 +329,7 @@ def test_an_unknown_table_is_answered_with_the_known_ones() -> None:
     assert list(listed) == [name.replace("/", " ") for name in TABLES]
 
 
-def test_a_run_that_every_gate_fails_agrees_with_nothing(tmp_path: Path) -> None:
+def test_a_run_that_every_gate_fails_agrees_with_nothing(tmp_path):
     """512 bytes moved from the payload to the scales: the sum is the published one, the parts are
     impossible.
     """
@@ -370,7 +350,7 @@ def test_a_run_that_every_gate_fails_agrees_with_nothing(tmp_path: Path) -> None
     assert any(fault.startswith("plausible: ") for fault in shown["faults"])
 
 
-def test_a_stored_run_is_of_its_own_models_and_takes_no_other_settings(tmp_path: Path) -> None:
+def test_a_stored_run_is_of_its_own_models_and_takes_no_other_settings(tmp_path):
     matrix = tmp_path / "m.yaml"
     matrix.write_text(
         "name: m\nmodel: tiny-llama\naxes: {kv_format: [native, int8_sym], context: [16]}\n"
@@ -386,15 +366,14 @@ def test_a_stored_run_is_of_its_own_models_and_takes_no_other_settings(tmp_path:
         assert "--model and --set" in done.stderr
 
 
-def test_hostile_words_are_shown_safely_and_json_has_everything(tmp_path: Path) -> None:
+def test_hostile_words_are_shown_safely_and_json_has_everything(tmp_path):
     row = Compared("a|b\n<script>`x`", AGREES, {"candidate": "1"}, {"candidate": "2"}, 2.0, "=cmd|'x'!A0")
     table = read(files(TABLES["fp8/itl"])[0])
     found = Reproduced("fp8 itl", table, Shape((row,), ()), "a|GPU", "m", "", "kvbench", ())
     text = as_markdown(found)
     assert "<script>" not in text
     (line,) = [line for line in text.splitlines() if "&lt;script>" in line]
-    assert line.replace("\\|", "").count("|") == 6
-    assert as_json(found)["rows"][0]["ratio"] == 2.0
+    assert (line.replace("\\|", "").count("|"), as_json(found)["rows"][0]["ratio"]) == (6, 2.0)
     assert "Exit code 0" in as_text(found)
     broken = Reproduced("fp8 itl", table, Shape((row,), ()), "", "", "", "", ("int8_sym was lost",))
     assert broken.exit_code == 1

@@ -9,7 +9,7 @@ from kvbench.stats import intervals as stats
 Tokens = list[np.ndarray]
 
 
-def documents(rng: np.random.Generator, m: int) -> Tokens:
+def documents(rng, m):
     """Divergences of m documents of 75 to 300 tokens: skewed (log-normal), and of another level in each
     document."""
     levels = rng.normal(-8, 0.5, m)
@@ -21,7 +21,7 @@ TRUE_SD = float(np.sqrt(0.5**2 + 2**2))
 TRUE_P99 = float(np.exp(-8 + 2.3263479 * TRUE_SD))
 
 
-def bootstrapped(rng: np.random.Generator, docs: Tokens, statistic: str) -> tuple[float, float]:
+def bootstrapped(rng, docs, statistic):
     """Percentile bootstrap over documents, 300 resamples."""
     found = []
     for _ in range(300):
@@ -31,7 +31,7 @@ def bootstrapped(rng: np.random.Generator, docs: Tokens, statistic: str) -> tupl
     return float(low), float(high)
 
 
-def covered(m: int, runs: int, statistic: str, bootstrap: bool = False) -> float:
+def covered(m, runs, statistic, bootstrap=False):
     """The share of intervals that hold the true value."""
     rng = np.random.default_rng(20_000 + m)
     truth = TRUE_MEAN if statistic == "mean" else TRUE_P99
@@ -66,7 +66,7 @@ def test_a_bootstrap_covers_worse_over_few_documents_and_about_as_well_over_many
     assert covered(30, 60, statistic, bootstrap=True) > 0.85
 
 
-def steps(rng: np.random.Generator, share: float, burst: float) -> list[bool]:
+def steps(rng, share, burst):
     """2048 steps of one text, a share of which differ, in runs of `burst` steps on average (a Markov chain of
     two states)."""
     leave = 1 / burst

@@ -11,7 +11,7 @@ from statsmodels.regression.linear_model import WLS
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_paired
 
-from kvbench.gate.decide import Limits, Ruling, broken, rule
+from kvbench.gate.decide import Limits, broken, rule
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
 from kvbench.stats import intervals as stats
 from kvbench.stats.intervals import holm
@@ -20,7 +20,7 @@ from kvbench.stats.power import Spread
 Z_BOTH = 1.959963984540054 + 0.8416212335729143  # of 95% and of 80% power
 
 
-def wilson(k: float, n: float, units: int | None = None) -> Spread:
+def wilson(k, n, units=None):
     """A share of n samples."""
     return Spread(k / n, *stats.wilson(k, n), "share", units)
 
@@ -61,9 +61,6 @@ def test_cluster_robust_errors_are_those_of_a_regression():
     assert (found.interval[1] - found.interval[0]) / 2 == pytest.approx(half)
 
 
-# p-values
-
-
 def test_the_p_value_of_a_t_interval_is_the_t_tests():
     values = [0.4, -0.1, 0.7, 0.3, 0.2, 0.5]
     found = stats.clustered_ratio(values, [1.0] * 6, range(6))
@@ -82,8 +79,7 @@ def test_the_p_value_of_a_share_is_the_score_tests():
 def test_at_an_end_of_the_interval_the_p_value_is_5_percent(unit, units):
     low, high = stats.wilson(30, 40) if unit == "share" else (0.6, 1.1)
     spread = Spread(0.75, low, high, unit, units)
-    assert spread.p_value(low) == pytest.approx(0.05)
-    assert spread.p_value(high) == pytest.approx(0.05)
+    assert (spread.p_value(low), spread.p_value(high)) == (pytest.approx(0.05), pytest.approx(0.05))
     assert spread.p_value(0.75) == 1
     assert spread.p_value(high * 1.05 if high < 0.95 else 1.2) < 0.05 or unit == "share"
 
@@ -92,11 +88,7 @@ def test_at_an_end_of_the_interval_the_p_value_is_5_percent(unit, units):
 def test_an_interval_without_width_leaves_no_doubt(unit):
     value = float(unit == "ratio")
     spread = Spread(value, value, value, unit, 5)
-    assert spread.p_value(0.5) == 0
-    assert spread.detectable(0.5, above=False) == pytest.approx(0, abs=1e-12)
-
-
-# minimum detectable effects
+    assert (spread.p_value(0.5), spread.detectable(0.5, above=False)) == (0, pytest.approx(0, abs=1e-12))
 
 
 def test_the_detectable_effect_of_points_is_2_8_standard_errors():
@@ -112,7 +104,7 @@ def test_the_detectable_effect_of_a_ratio_is_on_the_logarithm():
     assert spread.detectable(1.02, above=False) == pytest.approx(1.02 * (1 - math.exp(-0.02801585)), rel=1e-5)
 
 
-def decided(n: int, truth: float) -> float:
+def decided(n, truth):
     """The share of 4,000 samples of n that are shown to be above 0.95."""
     drawn = np.random.default_rng(0).binomial(n, truth, 4000)
     return sum(stats.wilson(int(k), n)[0] > 0.95 for k in drawn) / 4000
@@ -157,7 +149,7 @@ def test_the_n_of_paired_picks_is_the_first_that_detects_the_distance(b, c, n, p
     spread = Spread(100 * (b - c) / n, 100 * low, 100 * high, "pt")
     found = spread.samples(n, 100 * stats.detectable_difference(b, c, n), points)
 
-    def detectable(m: int) -> float:
+    def detectable(m):
         """100 times `stats.detectable_difference` of (b + c) / n * m differing pairs, whose difference is
         none."""
         return 100 * Z_BOTH * math.sqrt(((b + c) / n * m + 2) / (m + 2) ** 2)
@@ -180,7 +172,7 @@ def test_at_1_and_0_the_n_that_is_needed_decides_and_one_less_does_not(limit, n,
     """By brute force: every n whose samples are all alike is ruled on, against "at least" and (upside down)
     "at most"."""
 
-    def ruling(n: int) -> Ruling:
+    def ruling(n):
         k, own = (0, 1 - limit) if upside_down else (n, limit)
         ends = (-math.inf, own) if upside_down else (own, math.inf)
         limits = Limits(*ends, (0.0 if upside_down else 1.0) if none else None)
@@ -197,13 +189,12 @@ def test_at_1_the_n_that_is_needed_to_fail_clears_holm_too(family):
     """All of n picks equal where at most 0.9 may be: the smallest p-value of a family counts `family`
     times."""
 
-    def ruling(n: int) -> Ruling:
+    def ruling(n):
         spread, limits = wilson(n, n), Limits(-math.inf, 0.9)
         return rule(spread, n, limits, min(1.0, family * broken(spread, limits)), family)
 
     first = next(m for m in range(1, 1000) if ruling(m).status == FAIL)
-    assert {ruling(m).n_needed for m in (5, 24, first)} == {first}
-    assert first == {1: 35, 40: 94}[family]
+    assert ({ruling(m).n_needed for m in (5, 24, first)}, first) == ({first}, {1: 35, 40: 94}[family])
 
 
 def test_the_n_of_a_share_is_found_by_80_percent_of_samples_and_by_no_fewer():

@@ -17,20 +17,17 @@ def test_a20_t1_itl_leaves_ttft_out_and_divides_by_one_less():
     timing = request_timing(0.0, NINE)
     assert timing.ttft_s == 0.2
     assert timing.itl_s == pytest.approx(0.1)  # not 1.0 / 9 = 0.1111, not 0.8 / 9 = 0.0889
-    assert timing.tokens == 9
-    assert len(timing.gaps_s) == 8
+    assert (timing.tokens, len(timing.gaps_s)) == (9, 8)
 
 
 def test_a20_t2_first_chunk_of_four_tokens():
     timing = request_timing(0.0, [0.2, 0.36, 0.52, 0.68, 0.84, 1.0], [4, 1, 1, 1, 1, 1])
-    assert timing.tokens == 9
-    assert timing.itl_s == pytest.approx(0.16)
+    assert (timing.tokens, timing.itl_s) == (9, pytest.approx(0.16))
 
 
 def test_a20_t2_a_later_chunk_of_many_tokens_is_no_gap_of_one_token():
     timing = request_timing(0.0, [0.2, 1.0], [1, 8])
-    assert timing.itl_s == pytest.approx(0.1)
-    assert timing.gaps_s == pytest.approx([0.1] * 8)
+    assert (timing.itl_s, timing.gaps_s) == (pytest.approx(0.1), pytest.approx([0.1] * 8))
 
 
 def test_a20_t3_one_output_token_has_no_itl_but_keeps_ttft():
@@ -57,8 +54,7 @@ def test_a20_t4_one_stall_shows_in_p99_and_max():
 
 
 def test_a20_t5_sequence_gap_and_batch_rate():
-    assert decode_tok_s(8, [0.02] * 15) == pytest.approx(8 / 0.02)
-    assert prefill_tok_s(8 * 512, 0.5) == 8192.0
+    assert (decode_tok_s(8, [0.02] * 15), prefill_tok_s(8 * 512, 0.5)) == (pytest.approx(8 / 0.02), 8192.0)
 
 
 @pytest.mark.parametrize(("start", "arrivals"), [(0.0, [0.2, 0.1]), (1.0, [0.5])])

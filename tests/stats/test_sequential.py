@@ -2,9 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -113,7 +112,7 @@ def test_what_is_not_finite_stays_as_it_is():
     assert open_end.low < 0.5 < open_end.high == math.inf
 
 
-def manifest(value: Any = 4, sizes: Any = (4, 32, None), **more: Any) -> Manifest:
+def manifest(value=4, sizes=(4, 32, None), **more):
     task = Task("t", "perplexity", "v", {}, {"limit_chunks": value}, ("c",), None)
     return Manifest("m", (), (task,), until_decided={"perplexity": Looks("limit_chunks", sizes)}, **more)
 
@@ -140,11 +139,11 @@ Draw = Callable[[np.random.Generator, float], list[tuple[Spread, int]]]
 DOCUMENTS, QUESTIONS = (4, 32, 128), (24, 200, 1000)
 
 
-def estimated(e: stats.Estimate, unit: str, of: Callable[[float], float] = float) -> Spread:
+def estimated(e, unit, of=float):
     return Spread(*(of(x) for x in (e.value, *e.interval)), unit, e.units)
 
 
-def perplexity(rng: np.random.Generator, truth: float) -> list[tuple[Spread, int]]:
+def perplexity(rng, truth):
     """Log-ratios of documents around `truth`, sd 2%, as percentages."""
     logs = rng.normal(truth, 0.02, DOCUMENTS[-1]).tolist()
     return [
@@ -158,14 +157,14 @@ def perplexity(rng: np.random.Generator, truth: float) -> list[tuple[Spread, int
     ]
 
 
-def agreement(rng: np.random.Generator, truth: float) -> list[tuple[Spread, int]]:
+def agreement(rng, truth):
     """Equal picks: a share of independent questions."""
     equal = rng.random(QUESTIONS[-1]) < truth
     counts = [(int(equal[:n].sum()), n) for n in QUESTIONS]
     return [(Spread(k / n, *stats.wilson(k, n), "share"), n) for k, n in counts]
 
 
-def points(rng: np.random.Generator, truth: float) -> list[tuple[Spread, int]]:
+def points(rng, truth):
     """Accuracy in points: 1% of answers change either way, and more for the worse."""
     gained, lost = 0.01, 0.01 - truth / 100
     change = rng.choice([1, -1, 0], QUESTIONS[-1], p=[gained, lost, 1 - gained - lost])
@@ -177,7 +176,7 @@ def points(rng: np.random.Generator, truth: float) -> list[tuple[Spread, int]]:
     return found
 
 
-def top1(rng: np.random.Generator, truth: float) -> list[tuple[Spread, int]]:
+def top1(rng, truth):
     """Agreement of tokens, beta-distributed over documents."""
     tokens = rng.integers(300, 700, DOCUMENTS[-1])
     equal = rng.binomial(tokens, rng.beta(100 * truth, 100 * (1 - truth), DOCUMENTS[-1])).tolist()
@@ -190,7 +189,7 @@ def top1(rng: np.random.Generator, truth: float) -> list[tuple[Spread, int]]:
     ]
 
 
-def divergence(rng: np.random.Generator, truth: float) -> list[tuple[Spread, int]]:
+def divergence(rng, truth):
     """Mean divergences of documents, log-normal with a mean of `truth`."""
     sums = np.exp(rng.normal(math.log(truth) - 0.18, 0.6, DOCUMENTS[-1])).tolist()
     return [(estimated(stats.clustered_mean(sums[:n], [1.0] * n, range(n)), "nat"), n) for n in DOCUMENTS]
@@ -206,7 +205,7 @@ CASES: dict[str, tuple[Draw, Limits, float, float, float]] = {
 }
 
 
-def escalated(seen: list[tuple[Spread, int]], limits: Limits) -> tuple[str, int]:
+def escalated(seen, limits):
     """(status, samples used) of a check that grows until it is decided, as the gate judges each look."""
     confidence = Looks("", tuple(range(len(seen)))).confidence
     for number, (spread, n) in enumerate(seen, start=1):
@@ -217,11 +216,11 @@ def escalated(seen: list[tuple[Spread, int]], limits: Limits) -> tuple[str, int]
     return status, n
 
 
-def once(spread: Spread, n: int, limits: Limits) -> str:
+def once(spread, n, limits):
     return rule(spread, n, limits, broken(spread, limits), 1).status
 
 
-def draws(name: str, truth: float, runs: int) -> Iterator[list[tuple[Spread, int]]]:
+def draws(name, truth, runs):
     rng = np.random.default_rng(11)
     return (CASES[name][0](rng, truth) for _ in range(runs))
 

@@ -2,7 +2,6 @@
 
 import math
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,19 +11,16 @@ from hypothesis import strategies as st
 
 from kvbench.stats import stability as steadiness
 from kvbench.stats.stability import drift, outliers, slowdown, slowdown_text, stalls, time_of
-from tests.factories.runs.made import BASE, CAND, MadeRun
+from tests.factories.runs.made import BASE, CAND
 from tests.factories.runs.timed import QUIET, abba, request, state, timed
 
 
-def of(names: list[str], times: list[float]) -> list[dict[str, Any]]:
+def of(names, times):
     return [request(name, i, t) for i, (name, t) in enumerate(zip(names, times, strict=True))]
 
 
-def arms_of(run: MadeRun) -> list[dict[str, Any]]:
+def arms_of(run):
     return run.records[1].samples["arms"]
-
-
-# times
 
 
 def test_the_three_times_of_a_request():
@@ -35,22 +31,18 @@ def test_the_three_times_of_a_request():
     assert time_of(request("candidate", 0, []), "itl") is None
 
 
-# drift
-
-
 def test_a_planted_drift_is_found_exactly():
     """3% a request over 6 requests: 1.03^5 - 1, whatever the levels of the arms are."""
     names = abba(3)
     times = [(10.0 if name == "baseline" else 17.0) * 1.03**i for i, name in enumerate(names)]
     found = drift(of(names, times), "itl")
-    assert found.slope == pytest.approx(math.log(1.03))
-    assert found.pct == pytest.approx(100 * (1.03**5 - 1))
+    assert (found.slope, found.pct) == (pytest.approx(math.log(1.03)), pytest.approx(100 * (1.03**5 - 1)))
     assert found.interval == pytest.approx((found.pct, found.pct), abs=1e-6)
     assert (found.degrees, found.first, found.last) == (3, 0, 5)
     assert found.significant
 
 
-def ols(arms: list[dict[str, Any]], quantity: str) -> Any:
+def ols(arms, quantity):
     """statsmodels: log(time) on the order and a level for each arm."""
     names = sorted({arm["arm"] for arm in arms})
     y = [math.log(time_of(arm, quantity)) for arm in arms]  # type: ignore[arg-type]
@@ -102,11 +94,7 @@ def test_a21_t2_a_time_that_depends_on_its_place_in_the_run_is_seen():
         row = timed([10 * factor**i for i in (1, 2, 5)], [10 * factor**i for i in (0, 3, 4)]).row(
             "latency_drift_pct"
         )
-        assert (row.value > 0, row.low * row.high > 0) == (factor > 1, True)
-        assert row.n == 6
-
-
-# outliers
+        assert (row.value > 0, row.low * row.high > 0, row.n) == (factor > 1, True, 6)
 
 
 def test_one_outlier_is_found_in_its_arm_only():
@@ -117,8 +105,7 @@ def test_one_outlier_is_found_in_its_arm_only():
     assert outliers(of(names, times), "itl") == {}
     times[7] *= 2.0
     (found,) = outliers(of(names, times), "itl").items()  # type: ignore[union-attr]
-    assert found[0] == 7
-    assert found[1] == pytest.approx(2.0, rel=0.01)
+    assert (found[0], found[1]) == (7, pytest.approx(2.0, rel=0.01))
 
 
 @pytest.mark.parametrize(("z", "found"), [(3.49, set()), (3.51, {4})])
@@ -173,9 +160,6 @@ def test_outliers_of_requests_without_gaps_are_of_ttft():
     assert (run.row("latency_outliers").value, run.row("latency_drift_pct").n) == (1, 10)
 
 
-# stalls
-
-
 @pytest.mark.parametrize(
     ("gaps", "count"), [([10.0] * 5 + [20.0], 0), ([10.0] * 5 + [20.1], 1), ([10.0, 10.0, 10.0, 300.0], None)]
 )
@@ -193,9 +177,6 @@ def test_the_share_of_stalled_steps():
     assert run.row("itl_outlier_share", BASE).note == "0 here"
     arms[1]["itl_ms"] = [1.0] * 4
     assert run.row("itl_outlier_share").value is None
-
-
-# slowdowns
 
 
 @pytest.mark.parametrize("word", steadiness.SLOWDOWNS)

@@ -1,4 +1,4 @@
-"""What the reference engine declares: every level of evidence, taken by `kvbench.evidence` from its live
+"""What the reference engine declares: every level of evidence, which `kvbench.evidence` takes from its
 tensors."""
 
 from __future__ import annotations

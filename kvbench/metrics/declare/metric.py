@@ -44,11 +44,9 @@ MARGINS = {kind.name: kind.margin for kind in (BESIDE, ALONE, TEXT, DIVERGENCE, 
 class Effect:
     """The change of a metric from one run to another.
 
-    unit: "%" of a ratio, 100 * (second / first - 1), "pt" of a share, else the metric's own. low, high: 95%
-    interval, None for too few samples. n: samples in each run (the fewer), of what `counted` names; units: as
-    in `collect.Row`. identical: all compared numbers are the same to the last bit. method: how it was
-    estimated, in words. beside: of times, the change without the native arm, for information. subset: what
-    both runs have, where one has more.
+    unit: "%" of a ratio, 100 * (second / first - 1), "pt" of a share, else the metric's own. n: samples in
+    each run (the fewer), of what `counted` names; units: as in `collect.Row`. identical: to the last bit.
+    method: in words. beside: of times, the change without the native arm. subset: what both runs have.
     """
 
     metric: str
@@ -80,15 +78,11 @@ class Unable:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric.
-
-    better: "lower", "higher" or "" (neither). heading: of its column in a report. plausible: closed interval
-    outside which a value is a fault; None: the unit's. paired: a difference from the baseline, so baseline
-    cells have no such row. sampled: estimated from a sample, so it needs an interval; without one the sample
-    is too small to judge by. none: the value that means no change, for a metric that compares with native.
-    brief: a console has room for it. effect: how its change between two runs is estimated from their samples;
-    None: shown, not judged by `kvbench compare`. runner, counted: set by its table.
-    """
+    """better: "lower", "higher" or "" (neither). heading: of its column. plausible: closed interval outside
+    which a value is a fault; None: the unit's. paired: a difference from the baseline, so baseline cells have
+    no such row. sampled: judged only with an interval. none: the value that means no change. brief: a console
+    has room for it. effect: how its change between two runs is estimated; None: shown, not judged by
+    `kvbench compare`. runner, counted: set by its table."""
 
     name: str
     unit: Unit
@@ -111,13 +105,9 @@ class Metric:
 
 @dataclass(frozen=True)
 class Table:
-    """Metrics that a report shows in one table, in the order of its columns.
-
-    key: anchor on the page; note: how to read the table; footnote: shown under it on a console, which has no
-    room for the note; counted: what the n of its values counts, where an interval rests on it; facts: whether
-    the runner's facts are listed below; over: the cell key that a value spans (cells that differ only in it
-    make one line).
-    """
+    """Metrics that a report shows in one table, in the order of its columns. key: anchor on the page; note:
+    how to read it; footnote: shown on a console instead; counted: what the n of its values counts; facts:
+    whether the runner's facts are listed below; over: the cell key that a value spans."""
 
     key: str
     title: str

@@ -9,13 +9,10 @@ EXACT_DIGITS = 8  # a bare number that is exact in this many digits is printed w
 
 @dataclass(frozen=True)
 class Unit:
-    """low, high: the possible values; a limit outside them decides nothing (95 for a share of 0.95).
-
-    plausible: closed interval outside which a measured value is a fault, unless the metric names its own;
-    None: the possible values. digits: significant digits of a value without an interval. counts: a count,
-    printed whole where it is whole. bare: the name only says what kind of number it is, and is not printed
-    after the value. signed: a difference, printed with its sign. padded: trailing zeros are kept.
-    """
+    """low, high: the possible values; a limit outside decides nothing. plausible: closed interval outside
+    which a measured value is a fault, unless the metric names its own; None: the possible values. digits:
+    significant digits of a value without an interval. counts: printed whole where it is whole. bare: the name
+    is not printed after the value. signed: printed with its sign. padded: trailing zeros are kept."""
 
     name: str
     meaning: str
