@@ -131,18 +131,6 @@ def test_what_is_not_proven_fails_though_fallbacks_are_allowed(run, reason, word
     assert words in faults[0].sentence
 
 
-def test_the_baseline_must_be_native_itself():
-    run = stored().change(BASE, evidence=evidence("int8_sym", Level("E1", MISMATCH, "layer 0 is int8")))
-    fault = fault_of(bare(run))
-    assert (fault.cell, "layer 0 is int8" in fault.sentence) == (BASE, True)
-
-
-def test_one_bad_record_among_good_ones_fails_the_cell():
-    shown = evidence("int8_sym", Level("E3", MISMATCH, "pages are not read"))
-    fault = fault_of(judge(scored().change(CAND, "perplexity", evidence=shown), RATIO))
-    assert fault.sentence.endswith("E3: pages are not read (seen in perplexity)")
-
-
 def test_quantized_weights_that_are_effective_pass():
     run = quantized_weights().change(CAND, evidence=evidence("int8_sym", weights="fp8_block128"))
     verdict = bare(run)
