@@ -94,8 +94,7 @@ class LoadedModel:
 
 
 def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
-    """The cell's model on `device` ("cpu" or "cuda"); spec: model, model_weights, model_revision, weights,
-    trust_remote_code.
+    """The cell's model on `device` ("cpu" or "cuda"), by the spec's keys of the model and `weights`.
 
     dtype: a name of `DTYPES`, for the weights that are not quantized. Raises UsageError for a name, folder or
     file that cannot be used, KvbenchError when fetching or loading fails, Refused when the engine would have
@@ -256,8 +255,7 @@ def _load_sentence(name: str, kind: str, error: Exception) -> str:
 def _load_random(
     spec: Mapping[str, Any], kind: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, Any, WeightFacts]:
-    """Weights from a fixed seed, equal on every run of the same device and dtype. Biases are drawn too, so
-    that dropping one changes the output."""
+    """Weights from a fixed seed. Biases are drawn too, so that dropping one changes the output."""
     from transformers import AutoModelForCausalLM
 
     config, tokenizer = _random_config(spec, kind)

@@ -190,8 +190,7 @@ def magnitudes(
 
 
 def scales_of(found: Sequence[tuple[float, float]], qmax: float) -> dict[str, list[float]]:
-    """{"k": [...], "v": [...]}: each magnitude over the largest code, to nine digits. KvbenchError for a
-    0."""
+    """{"k": [...], "v": [...]}: each magnitude over the largest code, to 9 digits. KvbenchError for a 0."""
     for layer, pair in enumerate(found):
         for side, value in zip(SIDES, pair, strict=True):
             if value == 0:

@@ -100,8 +100,8 @@ def _skeleton(config: Any, dtype: torch.dtype, remote: bool) -> Any:
 
 @dataclass(frozen=True)
 class _Plan:
-    """scales: FP8 layer -> key of its scale. native: the model's key -> the files' key. ties: tied pairs that
-    the files hold twice."""
+    """scales: FP8 layer -> key of its scale. native: the model's key -> the files'. ties: pairs held
+    twice."""
 
     scales: dict[str, str]
     native: dict[str, str]

@@ -1,5 +1,4 @@
-"""Checks of a checkpoint whose config names no quantization: its files may hold no codes and no unread
-scale."""
+"""Checks of a checkpoint without quantization in its config: no codes and no unread scale in its files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The tensors of a model folder's safetensors files, by name: dtype and shape from the headers, values when
-asked for."""
+"""The tensors of a model folder's safetensors files: dtype and shape from the headers, values on request."""
 
 from __future__ import annotations
 
