@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Product = tuple[int, int, int]
@@ -28,15 +28,13 @@ class Launch:
     product: Product | None = None
 
 
+@dataclass(slots=True)
 class Recording:
     """The launches of one `record()`, in order, and what the next one belongs to."""
 
-    __slots__ = ("launches", "layer", "product")
-
-    def __init__(self, layer: int | None = None, product: Product | None = None) -> None:
-        self.launches: list[Launch] = []
-        self.layer = layer
-        self.product = product
+    layer: int | None = None
+    product: Product | None = None
+    launches: list[Launch] = field(default_factory=list)
 
 
 # Of this thread; None if nobody records.

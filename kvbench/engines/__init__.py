@@ -1,8 +1,7 @@
 """Engines: what runs a model with a KV cache in the requested format. One package an engine.
 
-In: a cell's spec. Out: a loaded model and engines on it (`protocol.Engine`), and which levels of evidence
-each can give. To add one: a package `kvbench/engines/<name>/` whose module `kind` holds `KIND`
-(`protocol.EngineKind`), and its name below.
+To add one: a package `kvbench/engines/<name>/` whose module `kind` holds `KIND` (`protocol.EngineKind`), and
+its name below.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What runners and the task code ask of an engine, and what an engine declares about itself.
 
-A runner that needs more (the pages of the KV store, the linear layers) is one for the reference engine and
-imports it.
+A runner that needs more (the pages of the KV store, the linear layers) imports the reference engine.
 """
 
 from __future__ import annotations
@@ -45,14 +44,12 @@ class Model(Protocol):
     def dtype_name(self) -> str: ...
     def warnings(self, scale: Any = None) -> tuple[str, ...]:
         """Sentences on what a cell with this `scale` leaves unread, and on the weights."""
-        ...
 
 
 @dataclass(frozen=True)
 class Report:
-    """What an engine proves itself. effective, effective_weights: the KV and weight formats that it shows
-    ("unknown" if none). levels: the levels of evidence that it declares. precision, reads: as
-    `kvbench.records.record.Evidence` holds them."""
+    """What an engine proves itself. effective, effective_weights: the formats that it shows, or "unknown".
+    precision, reads: as `kvbench.records.record.Evidence` holds them."""
 
     effective: str
     effective_weights: str
@@ -62,8 +59,7 @@ class Report:
 
 
 class Engine(Protocol):
-    """Sequences of tokens and their KV cache. computed_tokens: tokens of all forwards so far; by it a record
-    shows that this engine did the work."""
+    """Sequences of tokens and their KV cache. computed_tokens: tokens of all forwards so far."""
 
     @property
     def model(self) -> Any: ...
@@ -76,38 +72,30 @@ class Engine(Protocol):
 
     def add(self) -> int:
         """A new empty sequence."""
-        ...
 
     def fork(self, seq: int) -> int:
         """A copy of `seq`."""
-        ...
 
     def free(self, seq: int) -> None: ...
     def truncate(self, seq: int, length: int) -> None:
         """Keep the first `length` tokens of `seq`."""
-        ...
 
     def length(self, seq: int) -> int: ...
     def forward(self, work: Sequence[tuple[int, Sequence[int]]], logits: Logits = "last") -> list[Tensor]:
         """Append tokens; float32 logits a pair: [n, V] for "all", [1, V] for "last", [0, V] for "none"."""
-        ...
 
     def prefill(self, seq: int, tokens: Sequence[int], logits: Logits = "last") -> Tensor: ...
     def decode(self, seqs: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """Append one token to each sequence; float32 logits [B, V]."""
-        ...
 
     def greedy_step(self, seqs: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """Append one token to each sequence; the argmax that follows."""
-        ...
 
     def synchronize(self) -> None:
         """Returns when all work on the device is done."""
-        ...
 
     def check_health(self) -> None:
         """Raises KvbenchError when the cache holds values that its format cannot hold."""
-        ...
 
 
 class Reporting(Engine, Protocol):
@@ -115,15 +103,13 @@ class Reporting(Engine, Protocol):
 
     def report(self, reads_expected: bool) -> Report:
         """Called once, after the measurement; the engine computes nothing afterwards."""
-        ...
 
 
 class EngineKind(Protocol):
     """One engine of `kvbench.engines.ENGINES`.
 
-    evidence_levels: names of `kvbench.records.record.LEVELS` that it can give; all others are reported as not
-    available. reports: its engines are `Reporting`; False: `kvbench.evidence` examines their store, layers
-    and launches, as those of `kvbench.engines.reference.engine.Engine`."""
+    evidence_levels: names of `kvbench.records.record.LEVELS` that it can give. reports: its engines are
+    `Reporting`; False: `kvbench.evidence` examines them like the reference engine."""
 
     @property
     def name(self) -> str: ...
@@ -133,14 +119,11 @@ class EngineKind(Protocol):
     def reports(self) -> bool: ...
     def load(self, spec: Mapping[str, Any]) -> Any:
         """The cell's model (a `Model`), ready to run."""
-        ...
 
     def decide(self, spec: Mapping[str, Any], facts: ModelFacts) -> Decision:
         """What will run for the spec. Raises Refused where it cannot run as asked."""
-        ...
 
     def make(
         self, model: Any, decision: Decision, spec: Mapping[str, Any], *, sequences: int, tokens: int
     ) -> Any:
         """A fresh engine (an `Engine`) with room for `sequences` sequences of `tokens` tokens."""
-        ...

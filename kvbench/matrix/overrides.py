@@ -1,8 +1,7 @@
 """`--set a.b=value`: values of the command line that replace those of a loaded file.
 
-The value is read by the rules of `kvbench.matrix.yaml`, so `axes.kv_format=[native,int8_sym]` is a list and
-`1e-5` a number. The checker of the document finds a mistyped path; the place of what an override set is the
-override's text.
+The value is read by the rules of `kvbench.matrix.yaml`: `axes.kv_format=[native,int8_sym]` sets a list,
+`1e-5` is a number. The checker of the document finds a mistyped path.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from kvbench.text import suggestion
 
 
 def apply(document: Document, overrides: Sequence[str]) -> Document:
-    """The document with every `a.b=value` applied; one that cannot be applied becomes a fault of the
-    document. A cell key set under `axes` replaces one fixed under `engine` (or `model`), and vice versa."""
+    """The document with every `a.b=value` applied, or with a fault for one that cannot be applied. A cell key
+    set under `axes` replaces one fixed under `engine` (or `model`), and vice versa."""
     for words in overrides if isinstance(document.data, dict) else ():
         try:
             document = _apply(document, words)
@@ -61,10 +60,8 @@ def _apply(document: Document, words: str) -> Document:
 
 def _twin(keys: tuple[str, ...]) -> tuple[str, ...] | None:
     """The other place where the same cell key may be given."""
-    if keys == ("model",):
-        return ("axes", "model")
-    if keys == ("axes", "model"):
-        return ("model",)
+    if keys in (("model",), ("axes", "model")):
+        return ("model",) if len(keys) == 2 else ("axes", "model")
     if len(keys) == 2 and keys[1] in CELL_KEYS and keys[0] in ("axes", "engine"):
         return ("engine" if keys[0] == "axes" else "axes", keys[1])
     return None

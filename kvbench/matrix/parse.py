@@ -1,12 +1,11 @@
 """A matrix file: what it accepts, and its content before it is expanded into cells.
 
-Every mistake goes to `Problems`, so that all of them can be fixed in one round; the result may only be used
-when there is no problem.
+Every mistake goes to `Problems`; the result may only be used when there is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,9 @@ from kvbench.matrix.rules import INVALID, Either, Items, Keys, Option, accepted,
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.schema import Schema, document, schema_of
 
+_MODEL_KEYS = {key: CELL_OPTIONS[of] for key, of in MODEL_KEYS.items()}
 _MODEL = Either(
-    (
-        CELL_OPTIONS["model"],
-        Keys(
-            "model",
-            {key: CELL_OPTIONS[of] for key, of in MODEL_KEYS.items()},
-            required=("source",),
-            example="{source: NAME}",
-        ),
-    ),
+    (CELL_OPTIONS["model"], Keys("model", _MODEL_KEYS, required=("source",), example="{source: NAME}")),
     "the model: an alias, hub id, folder or .gguf file, or a mapping with source and more",
 )
 _CELL = {**CELL_OPTIONS, "model": _MODEL}
@@ -86,12 +78,10 @@ MATRIX = Keys(
     any_of=("axes", "include"),
     example="{model: NAME, axes: {kv_format: [native, int8_sym]}, runners: {storage: {}}}",
     hints={
-        **{
-            key: f"{key} is a cell key; put it under axes to vary it, or under engine to fix it."
-            for key in CELL_OPTIONS
-        },
-        **{name: f"{name} is a runner; put it under runners." for name in RUNNERS},
-    },
+        key: f"{key} is a cell key; put it under axes to vary it, or under engine to fix it."
+        for key in CELL_OPTIONS
+    }
+    | {name: f"{name} is a runner; put it under runners." for name in RUNNERS},
 )
 
 
@@ -110,8 +100,7 @@ class Point:
 
 @dataclass(frozen=True)
 class MatrixFile:
-    """`axes` maps the axis to its points (a point of `model` may hold several keys); `runners` has every
-    option."""
+    """axes: axis -> its points (one of `model` may hold several keys). runners: each with every option."""
 
     name: str
     fixed: Mapping[str, Any]
@@ -132,23 +121,21 @@ def read(source: Document, problems: Problems) -> tuple[MatrixFile, bool]:
     engine = _part(data, "engine")
     include, exclude = (tuple(_entry_points(data, section)) for section in ("include", "exclude"))
     _check_given_once(model, axes, engine, problems)
-    _check_excludable(exclude, axes, problems)
+    known = list(
+        dict.fromkeys([*axes, *(key for points in axes.values() for p in points for key in p.values)])
+    )
+    for path, key in [(entry.path, key) for entry in exclude for key in entry.values if key not in known]:
+        sentence = f"exclude names {key}, which is not an axis; axes: {', '.join(known) or 'none'}."
+        problems.add((*path, key), sentence, "unknown_key", key=True)
     sound = all(f.path[:1] in (("name",), ("runners",), ("gate",)) for f in problems.faults[before:])
-    name = data.get("name")
-    if "name" not in data:
-        name = _name_of(Path(source.name).stem, problems)
+    name = data["name"] if "name" in data else _name_of(Path(source.name).stem, problems)
+    given = _part(data, "runners")
     runners = {
-        runner: {
-            key: _part(data["runners"], runner).get(key, option.default)
-            for key, option in RUNNERS[runner].options.items()
-        }
-        for runner in _part(data, "runners")
+        runner: {k: _part(given, runner).get(k, o.default) for k, o in RUNNERS[runner].options.items()}
+        for runner in given
     }
-    gate = data.get("gate")
-    fixed = {**model, **engine}
-    return MatrixFile(
-        str(name), fixed, axes, include, exclude, runners, None if gate is INVALID else gate
-    ), sound
+    gate = None if data.get("gate") is INVALID else data.get("gate")
+    return MatrixFile(str(name), {**model, **engine}, axes, include, exclude, runners, gate), sound
 
 
 def _part(data: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -182,40 +169,22 @@ def _name_of(stem: str, problems: Problems) -> str:
     try:
         return str(accepted(_NAME, stem, "name"))
     except UsageError as e:
-        problems.add(
-            ("name",), f"{str(e)[:-1]} (from the file's name); add name: to the matrix.", "not_accepted"
-        )
+        sentence = f"{str(e)[:-1]} (from the file's name); add name: to the matrix."
+        problems.add(("name",), sentence, "not_accepted")
         return stem
 
 
 def _check_given_once(
-    model: Mapping[str, Any],
-    axes: Mapping[str, tuple[Point, ...]],
-    engine: Mapping[str, Any],
-    problems: Problems,
+    model: Iterable[str], axes: Mapping[str, tuple[Point, ...]], engine: Iterable[str], problems: Problems
 ) -> None:
     """A cell key may be given once: by `model`, by one axis, or under `engine`."""
-    given: dict[str, tuple[str, DataPath]] = dict.fromkeys(model, ("model", ("model",)))
+    given = dict.fromkeys(model, "model")
     places: list[tuple[str, str, DataPath]] = []
     for axis, points in axes.items():
         keys = dict.fromkeys(key for point in points for key in point.values)
         places += [(key, f"axes.{axis}", ("axes", axis)) for key in keys]
     places += [(key, "engine", ("engine", key)) for key in engine]
     for key, section, path in places:
-        if key in given and given[key][0] != section:
-            sentence = f"{key} is given by {given[key][0]} and again by {section}; keep one."
+        if given.setdefault(key, section) != section:
+            sentence = f"{key} is given by {given[key]} and again by {section}; keep one."
             problems.add(path, sentence, "conflict", key=True)
-        given.setdefault(key, (section, path))
-
-
-def _check_excludable(
-    exclude: tuple[Point, ...], axes: Mapping[str, tuple[Point, ...]], problems: Problems
-) -> None:
-    known = dict.fromkeys(
-        [*axes, *(key for points in axes.values() for point in points for key in point.values)]
-    )
-    for entry in exclude:
-        for key in entry.values:
-            if key not in known:
-                sentence = f"exclude names {key}, which is not an axis; axes: {', '.join(known) or 'none'}."
-                problems.add((*entry.path, key), sentence, "unknown_key", key=True)

@@ -1,9 +1,8 @@
 """What a configuration file accepts, as declarations, and the one checker that walks them.
 
 Matrix and gate files are declared with four kinds of rule: `Option` (one value), `Keys` (a mapping), `Items`
-(a list) and `Either`. `kvbench.matrix.schema` makes the published JSON Schema from the same declarations.
-What no schema can express (a static format without a scale, a key that is both varied and fixed) is checked
-by the code that uses the file.
+(a list) and `Either`. `kvbench.matrix.schema` makes the JSON Schema from them. What no schema can express (a
+static format without a scale) is checked by the code that uses the file.
 """
 
 from __future__ import annotations
@@ -24,16 +23,14 @@ KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", 
 
 @dataclass(frozen=True)
 class Option:
-    """One value. kind: a key of `KINDS`. choices: the accepted values, () for any. optional: null is
-    accepted.
+    """One value. kind: a key of `KINDS`. choices: the accepted values, () for any. optional: takes null.
 
     many: a list of such values; a single value stands for a list of one. fans_out: each value of the list
-    becomes a task of its own, whose options hold that one value in the list's place. names_data: the value
-    names evaluation data, whose digest is part of the task's key. looks: sample sizes that `--until-decided`
-    judges first, in this order; the value of the matrix comes last. Where null is accepted it means the whole
-    set, and every other value makes the result partial. pattern: a regular expression that a text without
-    choices must contain. expects: what is accepted, in words, where the words made from the other fields do
-    not do. meanings: choice -> what it means, for the schema. hints: wrong value -> what to do instead."""
+    becomes a task. names_data: the value names evaluation data, whose digest is part of the task's key.
+    looks: sample sizes that `--until-decided` judges first; the matrix's value comes last. Such an option
+    accepts null for the whole set, and any other value makes the result partial. pattern: what a text without
+    choices must contain. expects: what is accepted, in words. meanings: choice -> what it means. hints: wrong
+    value -> what to do instead."""
 
     kind: str
     default: Any
@@ -54,12 +51,11 @@ class Option:
 
 @dataclass(frozen=True)
 class Keys:
-    """A mapping with these keys. name: what messages call it. any_of: at least one of these keys; one_of:
-    exactly one.
+    """A mapping. name: what messages call it. any_of: at least one of these keys; one_of: exactly one.
 
     hints: key that belongs elsewhere -> what to do with it. list_hint: what to do where a list was given for
-    one value. ordered: the result has the order of the declaration, not that of the file. also: a rule that
-    no schema expresses: what is wrong with a mapping whose parts are accepted, or ""."""
+    one value. ordered: the result has the order of the declaration. also: what is wrong with a mapping whose
+    parts are accepted, or ""."""
 
     name: str
     keys: Mapping[str, Rule]
@@ -78,8 +74,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Items:
-    """A list with at least `least` and at most `most` items. single: a value alone stands for a list of
-    one."""
+    """A list of `least` to `most` items. single: a value alone stands for a list of one."""
 
     item: Rule
     help: str = ""
@@ -105,16 +100,15 @@ Rule = Option | Keys | Items | Either
 
 
 def check(rule: Rule, value: Any, problems: Problems, path: DataPath = (), list_hint: str = "") -> Any:
-    """The value in the form in which it is hashed, with INVALID in place of each part that was refused.
+    """The value as it is hashed, with INVALID for each refused part; every mistake goes to `problems`.
 
-    Every mistake goes to `problems`, with a code. Nothing is cast: `"8"` is no number, `8` no text, and a NaN
-    or an infinity is never accepted. Numbers of float options become floats; a single value of a list becomes
-    a list."""
+    Nothing is cast: `"8"` is no number, `8` no text, NaN and infinities are refused. Numbers of float options
+    become floats, a single value of a list becomes a list."""
     if value is None and rule.optional:
         return None
     match rule:
         case Option(many=True):
-            return check(_list_of(rule), value, problems, path)
+            return check(Items(replace(rule, many=False), least=1, single=True), value, problems, path)
         case Option():
             if code := _fault(rule, value):
                 return _refuse(rule, value, problems, path, code, list_hint)
@@ -128,7 +122,7 @@ def check(rule: Rule, value: Any, problems: Problems, path: DataPath = (), list_
 
 
 def accepted(rule: Rule, value: Any, name: str) -> Any:
-    """The value of `name` in the form in which it is hashed. Raises UsageError with every mistake in it."""
+    """The value of `name` as it is hashed. Raises UsageError with every mistake in it."""
     problems = Problems(Document("", value, "", {}, {}))
     result = check(rule, value, problems, (name,))
     if problems.faults:
@@ -260,10 +254,8 @@ def _is_of_type(rule: Rule, value: Any) -> bool:
 
 
 def _is_finite(value: float, kind: str) -> bool:
-    if isinstance(value, int) and kind == "int":
-        return True
     try:
-        return math.isfinite(value)
+        return (kind == "int" and isinstance(value, int)) or math.isfinite(value)
     except OverflowError:  # a whole number that no float can hold
         return False
 
@@ -271,10 +263,10 @@ def _is_finite(value: float, kind: str) -> bool:
 def _expected_value(option: Option) -> str:
     if option.choices:
         return _alternatives(map(str, option.choices))
-    low, high = option.minimum, option.maximum
+    low, high, kind = option.minimum, option.maximum, KINDS[option.kind]
     if low is not None and high is not None:
-        return f"{KINDS[option.kind]} from {low:.3g} to {high:.3g}"
-    return KINDS[option.kind] + (f" of at least {low:g}" if low is not None else "")
+        return f"{kind} from {low:.3g} to {high:.3g}"
+    return kind + (f" of at least {low:g}" if low is not None else "")
 
 
 def _alternatives(words: Iterable[str]) -> str:
@@ -318,10 +310,6 @@ def _options(rule: Rule) -> Iterator[Option]:
     elif isinstance(rule, Either):
         for sub in rule.rules:
             yield from _options(sub)
-
-
-def _list_of(option: Option) -> Items:
-    return Items(replace(option, many=False), least=1, single=True)
 
 
 def _name(path: DataPath) -> str:

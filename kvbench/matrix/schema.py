@@ -1,7 +1,6 @@
 """JSON Schemas (draft 2020-12) made from the declarations that the loaders check against.
 
-For editors: they complete keys and show what is accepted while the file is written. The loaders check more
-than a schema can express (a static format without a scale, a key that is both varied and fixed).
+For editors, which complete keys and show what is accepted. The loaders check more than a schema can express.
 """
 
 from __future__ import annotations
@@ -53,10 +52,8 @@ def schema_of(rule: Rule) -> Schema:
     elif rule.optional:
         schema["anyOf"].append({"type": "null"})
     if rule.help:
-        meanings = rule.meanings if isinstance(rule, Option) else {}
-        schema["description"] = ". ".join(
-            [rule.help, *(f"{word}: {text}" for word, text in meanings.items())]
-        )
+        meanings = rule.meanings.items() if isinstance(rule, Option) else ()
+        schema["description"] = ". ".join([rule.help, *(f"{word}: {text}" for word, text in meanings)])
     if isinstance(rule, Option | Either) and (rule.default is not None or rule.optional):
         schema["default"] = rule.default
     return schema
@@ -84,11 +81,8 @@ def _one_or_many(item: Rule, least: int) -> Schema:
 
 
 def _list_of(item: Rule, least: int) -> Schema:
-    return {
-        "type": "array",
-        "items": _without_notes(schema_of(item)),
-        **({"minItems": least} if least else {}),
-    }
+    schema = {"type": "array", "items": _without_notes(schema_of(item))}
+    return schema | ({"minItems": least} if least else {})
 
 
 def _without_notes(schema: Schema) -> Schema:

@@ -76,12 +76,9 @@ class _Parser:
         if not all("=" in part for part in parts):
             return lambda cell: word.lower() in cell.name.lower()
         wanted = [part.split("=", 1) for part in parts]
-        for key, _ in wanted:
-            if key not in CELL_KEYS:
-                accepted = ", ".join(CELL_KEYS)
-                raise self.unreadable(
-                    f"{key} is not a cell key ({accepted}).{suggestion(key, CELL_KEYS)}".rstrip(".")
-                )
+        for key in [key for key, _ in wanted if key not in CELL_KEYS]:
+            near = suggestion(key, CELL_KEYS)
+            raise self.unreadable(f"{key} is not a cell key ({', '.join(CELL_KEYS)}).{near}".rstrip("."))
         return lambda cell: all(_is(cell.spec[key], value) for key, value in wanted)
 
     def take(self, word: str) -> bool:
@@ -101,11 +98,7 @@ def _is(value: object, wanted: str) -> bool:
     """By their text (`4`, `int8_sym`), or as numbers written differently (`5e-2` is 0.05)."""
     if text(value) == wanted:
         return True
-    return isinstance(value, float) and _number(wanted) == value
-
-
-def _number(words: str) -> object:
     try:
-        return scalar(words)
+        return isinstance(value, float) and bool(scalar(wanted) == value)
     except ValueError:
-        return None
+        return False

@@ -1,5 +1,4 @@
-"""Cells and runners become tasks: each piece of work once, under the hash of all that determines its
-result."""
+"""Cells and runners become tasks. A task's key is the hash of everything that determines its result."""
 
 from __future__ import annotations
 
@@ -26,27 +25,24 @@ def tasks_of(
     fingerprint_model: FingerprintModel,
     fingerprint_data: FingerprintData,
 ) -> tuple[Task, ...]:
-    """The tasks in the order of cells, then of runners; `Task.cells` lists the cells that share it.
+    """The tasks in the order of cells, then of runners. cells: with every cell's baseline.
 
-    `cells` holds every cell's baseline. fingerprint_model(spec) and fingerprint_data(name, split) return
-    digests; where one raises NotAvailable, its absence is hashed instead, so the task runs again once the
-    data or model is there."""
+    fingerprint_model(spec) and fingerprint_data(name, split) return digests. Where one raises NotAvailable,
+    its absence is hashed, so the task runs again once the model or data is there."""
     model_digest, data_digest = remembered(fingerprint_model, fingerprint_data)
     by_id = {cell.id: cell for cell in cells}
 
-    def identity(cell: Cell, runner: RunnerDecl, options: Mapping[str, Any]) -> dict[str, Any]:
+    def key(cell: Cell, runner: RunnerDecl, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         native = by_id[cell.baseline].spec
-        return identity_of(runner, cell.spec, native, options, host.identity, model_digest, data_digest)
-
-    def key(cell: Cell, runner: RunnerDecl, options: Mapping[str, Any]) -> str:
-        return key_of(runner, project(cell.spec, runner), options, identity(cell, runner, options))
+        own = identity_of(runner, cell.spec, native, options, host.identity, model_digest, data_digest)
+        return key_of(runner, project(cell.spec, runner), options, own), own
 
     tasks: dict[str, Task] = {}
     for cell in cells:
         for name, given in runners.items():
             runner = RUNNERS[name]
             for options in fan_out(runner, given):
-                own = key(cell, runner, options)
+                own, identity = key(cell, runner, options)
                 shared = tasks[own].cells if own in tasks else ()
                 tasks[own] = Task(
                     key=own,
@@ -55,8 +51,8 @@ def tasks_of(
                     spec=project(cell.spec, runner),
                     options=options,
                     cells=(*shared, cell.id),
-                    baseline=None if cell.is_baseline else key(by_id[cell.baseline], runner, options),
-                    digests={k: v for k, v in identity(cell, runner, options).items() if k != "host"},
+                    baseline=None if cell.is_baseline else key(by_id[cell.baseline], runner, options)[0],
+                    digests={k: v for k, v in identity.items() if k != "host"},
                 )
     return tuple(tasks.values())
 
@@ -70,8 +66,7 @@ def identity_of(
     fingerprint_model: FingerprintModel,
     fingerprint_data: FingerprintData,
 ) -> dict[str, Any]:
-    """The parts of a task's key that are not in the task: digests of the machine, its model, its native
-    model, its data."""
+    """The parts of a task's key that are not in the task: digests of machine, models and data."""
     split = options.get("split", "test")
     return {
         "host": dict(host),
@@ -110,22 +105,18 @@ def project(spec: Mapping[str, Any], runner: RunnerDecl) -> dict[str, Any]:
 
 
 def fan_out(runner: RunnerDecl, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """One options mapping a task: the list of an option that fans out is replaced by each of its values in
-    turn."""
+    """The options of each task: each value of the option that fans out (no runner has two) makes one."""
     fanned = [key for key, option in runner.options.items() if option.fans_out]
     if not fanned:
         yield dict(options)
-        return
-    (key,) = fanned  # no runner has two
-    for value in dict.fromkeys(options[key]):
-        yield {**options, key: value}
+    for key in fanned:
+        yield from ({**options, key: value} for value in dict.fromkeys(options[key]))
 
 
 def data_names(task: Task) -> list[tuple[str, str]]:
     """(name, split) of the evaluation data that a task reads."""
-    return [
-        (task.options[key], task.options.get("split", "test")) for key in _data_keys(RUNNERS[task.runner])
-    ]
+    split = task.options.get("split", "test")
+    return [(task.options[key], split) for key in _data_keys(RUNNERS[task.runner])]
 
 
 def _data_keys(runner: RunnerDecl) -> list[str]:

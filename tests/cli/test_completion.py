@@ -1,5 +1,4 @@
-"""Shell completion: that the shell's question is answered, by what a word can go on with; and the examples
-that end each help."""
+"""Shell completion: the shell's question is answered; and the examples that end each help are right."""
 
 from __future__ import annotations
 
@@ -24,19 +23,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("int8.yaml", "int4.yml"):
-        (tmp_path / "m" / "deep").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "m" / name).write_text("name: x\nrunners: {}\n")
-    (tmp_path / "m" / "gate.yaml").write_text("checks: []\n")
-    (tmp_path / "m" / "notes.yaml").write_text("a: 1\n")
-    (tmp_path / "m" / "int8.txt").write_text("runners: {}\n")
-    (tmp_path / "runs" / "int8").mkdir(parents=True)
-    (tmp_path / "runs" / "int8" / "run.json").write_text("{}")
-    (tmp_path / "runs" / ".hidden").mkdir()
-    (tmp_path / "runs" / "sweep.yaml").write_text("runners: {}\n")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    (tmp_path / "a.gguf").write_text("")
+    matrix = "name: x\nrunners: {}\n"
+    texts = {"m/int8.yaml": matrix, "m/int4.yml": matrix, "m/gate.yaml": "checks: []\n", "m/notes.yaml": "a: 1\n",
+             "m/int8.txt": matrix, "m/deep/x": "", "runs/int8/run.json": "{}", "runs/.hidden/x": "",
+             "runs/sweep.yaml": matrix, "model/config.json": "{}", "a.gguf": ""}  # fmt: skip
+    for name, content in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -49,15 +42,9 @@ def test_files_are_completed_by_what_they_are(folder: Path) -> None:
     assert completion.matrices("") == ["m/", "model", "runs/"]
     assert completion.matrices(f"{folder}/m/int4") == [f"{folder}/m/int4.yml"]
     assert completion.matrices("nosuch/") == []
-
-
-def test_a_run_is_where_a_path_ends(folder: Path) -> None:
     assert completion.runs("ru") == ["runs/"]
     assert completion.runs("runs/") == ["runs/int8"]
     assert completion.runs("runs/.") == ["runs/.hidden/"]
-
-
-def test_names_come_from_the_tables(folder: Path) -> None:
     assert completion.kv_formats("int8") == ["int8_sym", "int8_static"]
     assert "native" not in completion.kv_formats("")
     assert completion.models("smollm2") == ["smollm2-135m-instruct"]
@@ -110,8 +97,11 @@ def test_every_example_is_one_that_the_command_takes(example: str) -> None:
 DEAR = ("run", "gate", "report", "merge", "compare", "history", "calibrate", "quantize", "doctor", "lm-eval")
 
 
+CHEAP = [e for e in ALL if e.split()[1] not in DEAR and "fetch" not in e and "--fault" not in e]
+
+
 @pytest.mark.parametrize(
-    "example", [e for e in ALL if e.split()[1] not in DEAR and "fetch" not in e and "--fault" not in e]
+    "example", [pytest.param(e, marks=[pytest.mark.slow] if " fp8 kv" in e else []) for e in CHEAP]
 )
 def test_the_cheap_examples_run(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("matrices", "gates", "reports/reference"):

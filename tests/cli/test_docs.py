@@ -51,9 +51,8 @@ def test_the_readme_is_short_and_links_every_page() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
     assert len(list(DOCS.glob("*.md"))) <= 11
-    assert {str(page.relative_to(ROOT)) for page in PAGES[1:]} <= set(
-        re.findall(r"\]\((docs/[\w/-]+\.md)\)", text)
-    )
+    linked = re.findall(r"\]\((docs/[\w/-]+\.md)\)", text)
+    assert {str(page.relative_to(ROOT)) for page in PAGES[1:]} <= set(linked)
 
 
 @names
@@ -80,11 +79,8 @@ def test_every_command_and_option_exists(page: Path) -> None:
                 if words[:1] == ["kvbench"] and not words[1].startswith("-"):
                     if commands[words[1]].context_settings.get("ignore_unknown_options"):
                         continue  # lm-eval's own options
-                    known = {
-                        name
-                        for parameter in commands[words[1]].params
-                        for name in (*parameter.opts, *parameter.secondary_opts)
-                    }
+                    parameters = commands[words[1]].params
+                    known = {name for p in parameters for name in (*p.opts, *p.secondary_opts)}
                     assert {word.split("=")[0] for word in words if word.startswith("-")} - known == set()
 
 
@@ -109,13 +105,11 @@ def rows(title: str) -> dict[str, list[str]]:
 
 def test_formats_are_described() -> None:
     assert set(rows("## Weight formats")) == set(WEIGHT_FORMATS)
-    assert {name: row[2:] for name, row in rows("## KV formats").items()} == {
-        name: [
-            f"{fmt.scale_bytes} ({fmt.scale_dtype})" if fmt.scale_dtype else "",
-            f"{fmt.qmax:g}" if fmt.qmax else "",
-        ]
-        for name, fmt in KV_FORMATS.items()
-    }
+    described = {name: row[2:] for name, row in rows("## KV formats").items()}
+    assert list(described) == list(KV_FORMATS)
+    for name, fmt in KV_FORMATS.items():
+        scale = f"{fmt.scale_bytes} ({fmt.scale_dtype})" if fmt.scale_dtype else ""
+        assert described[name] == [scale, f"{fmt.qmax:g}" if fmt.qmax else ""]
 
 
 def test_formats_bytes_of_a_page_and_of_a_token() -> None:
@@ -127,19 +121,13 @@ def test_formats_bytes_of_a_page_and_of_a_token() -> None:
             assert shown == [str(size.payload), str(size.scales), str(total)]
             assert float(numbers(row[3])[0]) == total / 65536
     table = rows("One token in all layers:").values()
+    used = [KV_FORMATS[name] for name in ("native", "int8_sym", "fp8_e4m3")]
     for (shape, layers), cells in zip(((QWEN, 36), (SMOL, 30)), table, strict=True):
-        expected = [
-            layers * kv_bytes(KV_FORMATS[name], shape, 1, "bfloat16").total
-            for name in ("native", "int8_sym", "fp8_e4m3")
-        ]
+        expected = [layers * kv_bytes(fmt, shape, 1, "bfloat16").total for fmt in used]
         assert [int(numbers(cell)[0]) for cell in cells] == expected
-    pages = [
-        get_max_kv_blocks(2**30, KV_FORMATS[name], [QWEN] * 36, 16, "bfloat16")
-        for name in ("native", "int8_sym")
-    ]
-    assert "1 GiB holds {} pages of 16 tokens of the first shape in 16 bits, and {}".format(
-        *pages
-    ) in " ".join((DOCS / "formats.md").read_text(encoding="utf-8").split())
+    native, int8 = (get_max_kv_blocks(2**30, fmt, [QWEN] * 36, 16, "bfloat16") for fmt in used[:2])
+    said = f"1 GiB holds {native} pages of 16 tokens of the first shape in 16 bits, and {int8}"
+    assert said in " ".join((DOCS / "formats.md").read_text(encoding="utf-8").split())
 
 
 def test_formats_ratios_of_head_dims() -> None:
@@ -151,9 +139,8 @@ def test_formats_ratios_of_head_dims() -> None:
         ("fp8_e4m3", 64, "0.53125"),
         ("fp8_e4m3", 128, "0.515625"),
     ):
-        native, size = (
-            kv_bytes(KV_FORMATS[n], KVShape(1, dim, dim), 1, "bfloat16").total for n in ("native", name)
-        )
+        formats, shape = (KV_FORMATS["native"], KV_FORMATS[name]), KVShape(1, dim, dim)
+        native, size = (kv_bytes(fmt, shape, 1, "bfloat16").total for fmt in formats)
         assert Fraction(ratio) == Fraction(size, native)
         assert re.search(rf"`{name}` [^;.]*(?:\.\d[^;.]*)*{re.escape(ratio)} at {dim}", text)
 
@@ -171,15 +158,11 @@ def test_formats_bytes_of_weights() -> None:
 
 def test_the_pages_name_matrices_gates_and_commands_that_exist() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "notes.md")  # a log
-    paths = set(
-        re.findall(
-            r"\b(?:matrices|gates|examples|benchmarks|kvbench|kernels|tests)/[\w/]+\.(?:yaml|yml|py)", text
-        )
-    )
+    folders = "matrices|gates|examples|benchmarks|kvbench|kernels|tests"
+    paths = set(re.findall(rf"\b(?:{folders})/[\w/]+\.(?:yaml|yml|py)", text))
     assert paths
-    assert [
-        path for path in paths if not (ROOT / path).is_file() and "NAME" not in path and "RUNNER" not in path
-    ] == []
+    real = [path for path in paths if "NAME" not in path and "RUNNER" not in path]
+    assert [path for path in real if not (ROOT / path).is_file()] == []
     running = (DOCS / "running.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"`{name}" not in running and f"kvbench {name}" not in running] == []
 

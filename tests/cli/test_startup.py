@@ -1,5 +1,4 @@
-"""What a command has imported when it prints its first text: nothing that measures, draws or builds tables of
-files."""
+"""What a command has imported when it prints its first text: nothing that measures, draws or builds tables."""
 
 from __future__ import annotations
 
@@ -23,6 +22,7 @@ HEAVY = (
     "scipy.stats",
     "jinja2",
 )
+HEAVY += ("ray",)
 INTERVALS = ("scipy", "numpy")  # a run with intervals needs them
 
 CODE = f"""
@@ -55,7 +55,8 @@ def loaded(*arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--help",), ("gate", "--help"), ("plan", "matrices/smoke.yaml"), ("formats",)]
+    "arguments",
+    [("gate", "--help"), ("plan", "matrices/smoke.yaml"), ("validate", "matrices/int8.yaml"), ("formats",)],
 )
 def test_what_reads_no_records_starts_without_numerics(arguments: tuple[str, ...]) -> None:
     assert loaded(*arguments) == {"none"}

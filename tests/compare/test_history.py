@@ -14,10 +14,8 @@ from tests.factories.runs.made import MadeRun
 
 
 def runs_of(*runs: MadeRun, envs: tuple[dict[str, Any], ...] = ()) -> list[Stored]:
-    given = envs or ({},) * len(runs)
-    return [
-        stored(run, f"run {i}", env) for i, (run, env) in enumerate(zip(runs, given, strict=True), start=1)
-    ]
+    given = enumerate(zip(runs, envs or ({},) * len(runs), strict=True), start=1)
+    return [stored(run, f"run {i}", env) for i, (run, env) in given]
 
 
 def line(result: History, metric: str, place: str = "int8_sym") -> Line:

@@ -1,12 +1,8 @@
-"""`--executor ray` on a local Ray: the same numbers, crashes told, nothing left running; and what is said
-where Ray is missing."""
+"""`--executor ray` on a local Ray: the same numbers, crashes told; and what is said where Ray is missing."""
 
 from __future__ import annotations
 
-import builtins
-import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +13,13 @@ import pytest
 from kvbench.errors import UsageError
 from kvbench.records.run import RunDir
 from kvbench.run.executors import ray as on_ray
-from kvbench.run.executors.child import python_path
 from tests.executors.conftest import quality
 
 Run = Callable[..., Any]
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_local_ray_gives_the_same_numbers(
     matrix: Path, tmp_path: Path, kvbench: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,26 +30,19 @@ def test_a_local_ray_gives_the_same_numbers(
     assert found.exit_code == 0, found.output
     assert quality(tmp_path / "ray") == quality(tmp_path / "inline")
     assert not ray.is_initialized()
-    hosts = {r.environment["host"] for r in RunDir(tmp_path / "ray").load().records}
-    assert len(hosts) == 1
-    assert None not in hosts
+    (host,) = {r.environment["host"] for r in RunDir(tmp_path / "ray").load().records}
+    assert host is not None
 
 
 @pytest.mark.ray
 def test_a_crash_on_ray_is_told_and_not_retried(
-    matrix: Path,
-    tmp_path: Path,
-    kvbench: Run,
-    broken: Callable[[str, str], None],
-    monkeypatch: pytest.MonkeyPatch,
+    matrix: Path, tmp_path: Path, kvbench: Run, broken: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     tried = tmp_path / "tried"
-    broken(
-        "kvbench.runners.perplexity",
-        f"open({str(tried)!r}, 'a').write('x'); os.write(2, b'last words\\n'); os.kill(os.getpid(), signal.SIGSEGV)",
-    )
+    crash = "os.write(2, b'last words\\n'); os.kill(os.getpid(), signal.SIGSEGV)"
+    broken("kvbench.runners.perplexity", f"open({str(tried)!r}, 'a').write('x'); {crash}")
     assert kvbench("run", matrix, "--executor", "ray", "--out", tmp_path / "out").exit_code == 3
     assert tried.read_text() == "x"  # int8_sym's lacks its baseline and is not begun
     records = {(r.runner, r.spec["kv_format"]): r for r in RunDir(tmp_path / "out").load().records}
@@ -65,14 +54,7 @@ def test_a_crash_on_ray_is_told_and_not_retried(
 
 
 def test_without_ray_the_command_that_gets_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "ray":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r'not installed; install it: pip install "kvbench\[ray\]"'):
         on_ray.module()
 
@@ -95,10 +77,3 @@ def test_a_cluster_that_is_not_there_is_told_at_once(
     assert on_ray.answers("auto")
     assert on_ray.answers("ray://10.0.0.1:10001")
     assert not on_ray.answers("127.0.0.1:99999")
-
-
-def test_ray_is_imported_only_where_it_is_asked_for() -> None:
-    code = "import sys, kvbench.cli.main, kvbench.run.executors.ray, kvbench.run.worker; print('ray' in sys.modules)"
-    env = {**os.environ, "PYTHONPATH": python_path()}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

@@ -23,7 +23,6 @@ from tests.kernels.kv_pool import DTYPES, FORMATS, Pool, assert_close, make_pool
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
-HEADS = [(1, 8), (3, 3), (7, 2), (4, 8), (24, 2), (71, 1)]  # group, KV heads
 
 
 @pytest.fixture(autouse=True)
@@ -61,63 +60,6 @@ def test_decode_and_prefill_equal_their_twins(fmt: str, head_dim: int, dtype: to
     assert_close(prefilled(pool, q, new), prefilled(pool, q, new, twin=True))
 
 
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (128, 64), (64, 256), (16, 16)])
-@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
-def test_values_of_another_width(fmt: str, head_dim: int, value_dim: int) -> None:
-    pool = random_pool(fmt, torch.bfloat16, (100, 700), DEVICE, head_dim=head_dim, value_dim=value_dim)
-    q = queries(2, 8, head_dim, dtype=torch.bfloat16, device=DEVICE)
-    assert_close(decoded(pool, q, 3), decoded(pool, q, 3, twin=True))
-    q = queries(170, 8, head_dim, dtype=torch.bfloat16, device=DEVICE)
-    assert_close(prefilled(pool, q, [70, 100]), prefilled(pool, q, [70, 100], twin=True))
-
-
-@pytest.mark.parametrize(("group", "kv_heads"), HEADS)
-@pytest.mark.parametrize("page_size", [16, 32, 64])
-@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
-def test_groups_and_page_sizes(fmt: str, page_size: int, group: int, kv_heads: int) -> None:
-    pool = random_pool(
-        fmt, torch.bfloat16, (5, 1000), DEVICE, kv_heads=kv_heads, head_dim=128, value_dim=128, page_size=page_size
-    )  # fmt: skip
-    q = queries(2, group * kv_heads, 128, dtype=torch.bfloat16, device=DEVICE)
-    assert_close(decoded(pool, q, 4), decoded(pool, q, 4, twin=True))
-    q = queries(85, group * kv_heads, 128, dtype=torch.bfloat16, device=DEVICE)
-    assert_close(prefilled(pool, q, [5, 80]), prefilled(pool, q, [5, 80], twin=True))
-
-
-@pytest.mark.parametrize("options", [{"sliding_window": 100}, {"softcap": 3.0}, {"sinks": True}, {"sliding_window": 100, "softcap": 3.0, "sinks": True}])  # fmt: skip
-@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3_static"])
-def test_windows_soft_caps_and_sinks(fmt: str, options: dict[str, Any]) -> None:
-    pool = random_pool(fmt, torch.bfloat16, (50, 1000), DEVICE, head_dim=128, value_dim=128)
-    given = dict(options)
-    if "sinks" in given:
-        given["sinks"] = torch.linspace(-2, 5, 8, device=DEVICE)
-    q = 4 * queries(2, 8, 128, dtype=torch.bfloat16, device=DEVICE)
-    for splits in (1, 5):
-        assert_close(decoded(pool, q, splits, **given), decoded(pool, q, splits, twin=True, **given))
-    q = 4 * queries(350, 8, 128, dtype=torch.bfloat16, device=DEVICE)
-    new = [50, 300]
-    assert_close(prefilled(pool, q, new, **given), prefilled(pool, q, new, twin=True, **given))
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_a07_t2_poison_order_and_batch_change_no_bit_on_a_gpu(fmt: str) -> None:
-    lengths = (1, 63, 64, 65, 3000)
-    make = {"kv_heads": 2, "head_dim": 128, "value_dim": 128}
-    clean = random_pool(fmt, torch.bfloat16, lengths, DEVICE, **make)
-    dirty = random_pool(fmt, torch.bfloat16, lengths, DEVICE, poison=True, order_seed=5, spare=3, **make)
-    q = queries(5, 8, 128, dtype=torch.bfloat16, device=DEVICE)
-    for splits in (1, 6):
-        out = decoded(clean, q, splits)
-        assert torch.equal(out, decoded(dirty, q, splits))
-        for row in range(5):
-            assert torch.equal(out[row : row + 1], decoded(dirty.row(row), q[row : row + 1], splits))
-    new = [1, 63, 10, 65, 500]
-    q = queries(sum(new), 8, 128, dtype=torch.bfloat16, device=DEVICE)
-    out = prefilled(clean, q, new)
-    assert out.isfinite().all()
-    assert torch.equal(out, prefilled(dirty, q, new))
-
-
 @pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
 def test_the_shape_of_an_8b_model_at_its_own_splits(fmt: str) -> None:
     lengths = (16_384, 1, 4000, 9999)
@@ -145,25 +87,6 @@ def test_the_instructions_are_what_execution_says_and_nothing_spills(fmt: str, d
         assert products == (set() if combines or wanted is None else {wanted})
         # float32 is there to be exact, not fast: it may spill a register or two.
         assert launch.compiled.n_spills == 0 or dtype == torch.float32
-
-
-@pytest.mark.parametrize("fmt", ["native", "fp8_e4m3"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_a11_t2_one_nan_in_k_is_seen_on_a_gpu(fmt: str, dtype: torch.dtype) -> None:
-    pool = random_pool(fmt, dtype, (500,), DEVICE)
-    page = int(pool.table[0, 3])
-    if fmt == "native":
-        pool.cache.k[page, 1, 5, 7] = torch.nan
-    else:
-        pool.cache.k.view(torch.uint8)[page, 1, 5, 7] = 0x7F
-    q = queries(1, 4, 64, dtype=dtype, device=DEVICE)
-    for splits in (1, 4):
-        out = decoded(pool, q, splits)
-        assert out[:, 2:].isnan().all()
-        assert out[:, :2].isfinite().all()
-    out = prefilled(pool, queries(100, 4, 64, dtype=dtype, device=DEVICE), [100])
-    assert out[:, 2:].isnan().all()
-    assert out[:, :2].isfinite().all()
 
 
 @pytest.mark.parametrize("kernel", [decoded, prefilled])

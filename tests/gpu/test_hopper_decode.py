@@ -136,65 +136,38 @@ def test_ragged_lengths_and_every_number_of_splits(fmt: str, splits: int) -> Non
     assert_right(case, run(case, splits))
 
 
-@pytest.mark.parametrize(
-    ("q_heads", "kv_heads", "dim"), [(9, 3, 64), (16, 1, 128), (32, 2, 64), (8, 8, 128), (14, 2, 128)]
-)
-@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
-def test_head_groups(fmt: str, q_heads: int, kv_heads: int, dim: int) -> None:
-    case = make(fmt, RAGGED, q_heads, kv_heads, dim)
-    assert_right(case, run(case, 3))
+SOME = ["native", "int8_sym", "fp8_e4m3"]
+HEADS = [(9, 3, 64), (16, 1, 128), (32, 2, 64), (8, 8, 128), (14, 2, 128)]
+SIZES = [
+    ("int8_sym", 1e-3, 1e-3), ("int8_sym", 1e2, 1e4), ("fp8_e4m3", 1e-3, 1e4), ("fp8_e4m3", 1.0, 1e-30),
+    ("fp8_e4m3", 1e-30, 1.0), ("fp8_e4m3", 1e15, 1e30),
+]  # fmt: skip
+CASES: list[tuple[str, list[int], dict[str, Any], int | Plan]] = [
+    *((f, RAGGED, dict(zip(("q_heads", "kv_heads", "dim"), h, strict=True)), 3) for f in SOME for h in HEADS),
+    *((f, RAGGED, {"page": page}, 3) for f in SOME for page in (32, 64)),
+    *((f, RAGGED, {"dtype": dtype}, 4) for f in SOME for dtype in (torch.float16, torch.bfloat16)),
+    *(
+        (f, [*RAGGED, 3000], {}, Plan(n, 1, Tiling(64, 3, w)))
+        for f in SOME
+        for w in (1, 2, 4)
+        for n in (1, 5, 40)
+    ),
+    *(
+        (f, [n] * b, {}, plan_decode(KV_FORMATS[f], b, 8, n, 132))
+        for f in SOME
+        for b, n in ((1, 1000), (3, 20000), (40, 300))
+    ),
+    *((f, [700, 33], {"k_size": k, "v_size": v, "q_size": q}, 4) for f, k, v in SIZES for q in (1e-6, 1e6)),
+    *((f, [3000, 33], {"spread": 12.0}, 8) for f in ("int8_sym", "fp8_e4m3")),
+    ("int8_sym", [3000, 40, 600], {}, Plan(32, least=256)),
+]
 
 
-@pytest.mark.parametrize("page", [32, 64])
-@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
-def test_page_sizes(fmt: str, page: int) -> None:
-    case = make(fmt, RAGGED, page=page)
-    assert_right(case, run(case, 3))
-
-
-@pytest.mark.parametrize("warps", [1, 2, 4])
-@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
-def test_tilings(fmt: str, warps: int) -> None:
-    case = make(fmt, [*RAGGED, 3000])
-    for splits in (1, 5, 40):
-        assert_right(case, run(case, Plan(splits, 1, Tiling(64, 3, warps))))
-
-
-@pytest.mark.parametrize(("batch", "length"), [(1, 1000), (3, 20000), (40, 300)])
-@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
-def test_planned_divisions(fmt: str, batch: int, length: int) -> None:
-    case = make(fmt, [length] * batch)
-    assert_right(case, run(case, plan_decode(KV_FORMATS[fmt], batch, 8, length, 132)))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
-def test_query_dtypes(fmt: str, dtype: torch.dtype) -> None:
-    case = make(fmt, RAGGED, dtype=dtype)
-    assert_right(case, run(case, 4))
-
-
-@pytest.mark.parametrize("q_size", [1e-6, 1e6])
-@pytest.mark.parametrize(
-    ("fmt", "k_size", "v_size"),
-    [
-        ("int8_sym", 1e-3, 1e-3),
-        ("int8_sym", 1e2, 1e4),
-        ("fp8_e4m3", 1e-3, 1e4),
-        ("fp8_e4m3", 1.0, 1e-30),
-        ("fp8_e4m3", 1e-30, 1.0),
-        ("fp8_e4m3", 1e15, 1e30),
-    ],
-)
-def test_tiny_and_huge_values(fmt: str, k_size: float, v_size: float, q_size: float) -> None:
-    case = make(fmt, [700, 33], k_size=k_size, v_size=v_size, q_size=q_size)
-    assert_right(case, run(case, 4))
-
-
-@pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3"])
-def test_v_rows_whose_sizes_span_twelve_bits(fmt: str) -> None:
-    case = make(fmt, [3000, 33], spread=12.0)
-    assert_right(case, run(case, 8))
+@pytest.mark.parametrize(("fmt", "lengths", "options", "splits"), CASES, ids=str)
+def test_against_float64(fmt: str, lengths: list[int], options: dict[str, Any], splits: int | Plan) -> None:
+    """Head groups, page sizes, dtypes, tilings, planned divisions, tiny and huge values, short sequences."""
+    case = make(fmt, lengths, **options)
+    assert_right(case, run(case, splits))
 
 
 @pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
@@ -276,11 +249,6 @@ def test_a11_t2_one_nan_is_seen_by_its_own_heads_alone(fmt: str, part: str, spli
     assert torch.equal(right_answer(case).isnan(), reached)
     assert torch.equal(out.isnan(), reached)
     assert torch.equal(out[~reached], clean[~reached])
-
-
-def test_short_sequences_use_fewer_programs() -> None:
-    case = make("int8_sym", [3000, 40, 600])
-    assert_right(case, run(case, Plan(32, least=256)))
 
 
 def test_a12_pages_above_2_to_the_31_elements() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.formats.kv import KV_FORMATS, KVShape
 from kvbench_kernels.attention.reference import paged_attention_torch
+from kvbench_kernels.gemm.blockwise import dequantize_blocks, quantize_activation_torch, quantize_blocks
 from kvbench_kernels.kv.quantize import QUANTIZE, dequantize
 
 pytestmark = pytest.mark.gpu
@@ -53,6 +54,21 @@ def test_quantizers_give_the_same_bytes_on_the_gpu(fmt: str, dtype: torch.dtype)
     keep = ~back[0].isnan()
     assert torch.equal(keep, ~back[1].cpu().isnan())
     assert same_bytes(back[0][keep], back[1].cpu()[keep])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("n", "k"), [(576, 1536), (100, 192), (256, 256)])
+def test_blocks_have_the_same_bytes_on_the_gpu(n: int, k: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(n)
+    w = (torch.randn(n, k) * torch.logspace(-3, 2, k)).to(dtype)
+    w[:, :5] = 0
+    for quantize in (quantize_blocks, quantize_activation_torch):
+        codes, scales = quantize(w)
+        on_gpu = quantize(w.cuda())
+        assert torch.equal(codes.view(torch.uint8), on_gpu[0].cpu().view(torch.uint8))
+        assert torch.equal(scales, on_gpu[1].cpu())
+    codes, scales = quantize_blocks(w)
+    assert torch.equal(dequantize_blocks(codes, scales), dequantize_blocks(codes.cuda(), scales.cuda()).cpu())
 
 
 def test_a12_t1_the_last_pages_of_a_pool_above_2_to_the_31_elements() -> None:

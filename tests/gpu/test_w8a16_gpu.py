@@ -86,22 +86,6 @@ def test_the_chosen_tiling_against_float64(shape: str, dtype: torch.dtype) -> No
         assert_near(w8a16(x, codes, scales, bias), exact + bias.double())
 
 
-@pytest.mark.parametrize("name", TILINGS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-def test_every_code_comes_out_as_its_value(dtype: torch.dtype, name: str) -> None:
-    codes = torch.zeros(256, 1024, dtype=torch.uint8, device="cuda")
-    columns = torch.tensor([37, 128, 1023], device="cuda")
-    codes[:, columns] = torch.arange(256, device="cuda", dtype=torch.uint8)[:, None]
-    weight = codes.view(torch.float8_e4m3fn)
-    x = torch.zeros(3, 1024, dtype=dtype, device="cuda")
-    x[torch.arange(3, device="cuda"), columns] = 1
-    scales = torch.ones(2, 8, device="cuda")
-    expected = e4m3_to_float(weight)[:, columns].T.to(dtype)
-    assert int(expected.isnan().sum()) == 6
-    out = w8a16(x, weight, scales, tiling=TILINGS[name])
-    torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
-
-
 @pytest.mark.parametrize("pdl", [False, True], ids=["", "pdl"])
 @pytest.mark.parametrize("name", TILINGS)
 def test_every_kind_of_tiling_and_its_bits_in_a_graph(name: str, pdl: bool) -> None:
@@ -125,12 +109,3 @@ def test_weights_above_2_to_the_31_elements() -> None:
         out = w8a16(x, codes.view(torch.float8_e4m3fn), scales)
         assert_near(out[:, -3:], x.double() @ e4m3_to_float(last).double().T)
         assert not out[:, :-3].any()
-
-
-def test_float32_of_few_rows() -> None:
-    codes, scales, w = made_weight(1000, 2048)
-    for m in (1, 4):
-        x = made_x(m, 2048, torch.float32)
-        assert_near(w8a16(x, codes, scales), x.double() @ w.T)
-    with pytest.raises(ValueError, match="not float32"):
-        w8a16(made(1, 2048, dtype=torch.float32), codes, scales, tiling=TILINGS["dot"])

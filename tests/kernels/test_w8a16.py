@@ -297,6 +297,12 @@ def test_what_is_refused(device: str) -> None:
             w8a16(*arguments)
 
 
+def test_float32_has_no_tensor_cores(device: str) -> None:
+    if device == "cuda":
+        with pytest.raises(ValueError, match="not float32"):
+            w8a16(torch.zeros(1, 128, device=device), *made_weight(8, 128, device), tiling=DOT["dot"])
+
+
 def test_supports() -> None:
     rejected = {
         (129, 4096, 4096, "bfloat16"): "rows",

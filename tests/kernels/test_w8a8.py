@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench_kernels.gemm.activation import quantize_activation
-from kvbench_kernels.gemm.blockwise import BLOCK, blocks, empty_activation_scales, quantize_blocks
-from kvbench_kernels.gemm.w8a8 import Tiling, config, fp8_linear_w8a8, fp8_linear_w8a8_torch, w8a8, w8a8_torch
+from kvbench_kernels.gemm.blockwise import (
+    BLOCK,
+    blocks,
+    empty_activation_scales,
+    quantize_activation_torch,
+    quantize_blocks,
+)
+from kvbench_kernels.gemm.w8a8 import Tiling, config, w8a8, w8a8_torch
 from kvbench_kernels.gemm.w8a8_config import BLOCKS_M, BLOCKS_N, supports_w8a8
 from kvbench_kernels.kv.quantize import e4m3_to_float
 from kvbench_kernels.launches import record
@@ -214,10 +220,10 @@ def test_a_linear_layer_agrees_with_its_twin(dtype: torch.dtype, device: str) ->
     codes, scales = quantize_blocks(torch.randn(100, 192, device=device))
     bias = torch.randn(100, device=device).to(dtype)
     with record() as launches:
-        out = fp8_linear_w8a8(x, codes, scales, bias)
+        out = w8a8(*quantize_activation(x), codes, scales, bias, dtype)
     assert [launch.name for launch in launches] == ["fp8_quantize_activation", "fp8_matmul_w8a8"]
     assert out.dtype == dtype
-    twin = fp8_linear_w8a8_torch(x, codes, scales, bias)
+    twin = w8a8_torch(*quantize_activation_torch(x), codes, scales, bias, dtype)
     torch.testing.assert_close(
         out, twin, rtol=2 * torch.finfo(dtype).eps, atol=2e-2 if device == "cuda" else 1e-4
     )
@@ -226,7 +232,7 @@ def test_a_linear_layer_agrees_with_its_twin(dtype: torch.dtype, device: str) ->
 
 def test_no_rows(device: str) -> None:
     codes, scales = quantize_blocks(torch.randn(100, 192, device=device))
-    out = fp8_linear_w8a8(torch.randn(0, 192, device=device), codes, scales)
+    out = w8a8(*quantize_activation(torch.randn(0, 192, device=device)), codes, scales, None, torch.float32)
     assert out.shape == (0, 100)
 
 

@@ -8,17 +8,19 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer.main
 import yaml
 from typer.testing import CliRunner
 
-from kvbench.cli.main import COMMANDS, app
+from kvbench.cli.main import app
 from kvbench.gate.evaluate import evaluate
 from kvbench.machine.ci import device_required, in_ci
 from kvbench.matrix.cells import Task
@@ -30,15 +32,15 @@ from kvbench.run.progress import Bar, Lines, Silent, watcher
 from tests.factories.runs.made import MadeRun, layers, storage_facts
 
 ROOT = Path(__file__).parents[2]
-NO_GPU = {"reason": "no_cuda_device", "message": "device cuda was asked for, and this machine has none: no driver. Use device: auto."}  # fmt: skip
+NO_GPU = {
+    "reason": "no_cuda_device",
+    "message": "device cuda was asked for, and this machine has none: no driver.",
+}
 
 
-@pytest.mark.parametrize(
-    ("environ", "found"),
-    [({}, False), ({"CI": ""}, False), ({"CI": "false"}, False), ({"CI": "0"}, False), ({"CI": "True"}, True),
-     ({"CI": "1"}, True), ({"CI": "woodpecker"}, True), ({"GITHUB_ACTIONS": "true"}, False)],
-)  # fmt: skip
-def test_who_says_that_this_is_ci(environ: dict[str, str], found: bool) -> None:
+@pytest.mark.parametrize("ci", [None, "", "false", "0", "True", "1", "woodpecker"])
+def test_who_says_that_this_is_ci(ci):
+    environ, found = ({} if ci is None else {"CI": ci}), ci in ("True", "1", "woodpecker")
     assert in_ci(environ) == found
     assert device_required(None, environ) == found
     assert device_required(True, environ)
@@ -65,7 +67,7 @@ def stored(tmp_path: Path) -> RunDir:
 
 @pytest.mark.parametrize(("required", "status", "code"), [(False, "not_evaluated", 3), (True, "fail", 1)])
 @pytest.mark.parametrize("without", [("cand",), ("base", "cand")])
-def test_a_missing_device(without: tuple[str, ...], required: bool, status: str, code: int) -> None:
+def test_a_missing_device(without, required, status, code):
     run = made(without)
     verdict = evaluate(None, run.run, derive(run.run), required)
     assert verdict.exit_code == code
@@ -81,21 +83,17 @@ def test_a_missing_device(without: tuple[str, ...], required: bool, status: str,
     assert passed == []
 
 
-def test_with_the_device_there_is_no_such_check() -> None:
+@pytest.mark.parametrize("required", [False, True])
+def test_with_the_device_or_with_another_refusal_there_is_no_such_check(required):
     run = made(())
-    for required in (False, True):
-        verdict = evaluate(None, run.run, derive(run.run), required)
-        assert verdict.exit_code == 0
-        assert not [o for o in verdict.outcomes if o.check in ("device", "skipped")]
-
-
-def test_another_refusal_is_no_missing_device() -> None:
+    verdict = evaluate(None, run.run, derive(run.run), required)
+    assert verdict.exit_code == 0
+    assert not [o for o in verdict.outcomes if o.check in ("device", "skipped")]
     run = made()
     run.change("cand", error={"reason": "mla_not_validated", "message": "x"})
-    for required in (False, True):
-        verdict = evaluate(None, run.run, derive(run.run), required)
-        assert verdict.exit_code == 3
-        assert [o.check for o in verdict.outcomes if o.cells == ("cand",)] == ["precision", "refused"]
+    verdict = evaluate(None, run.run, derive(run.run), required)
+    assert verdict.exit_code == 3
+    assert [o.check for o in verdict.outcomes if o.cells == ("cand",)] == ["precision", "refused"]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +107,7 @@ def test_another_refusal_is_no_missing_device() -> None:
         ((), {"CI": "true", "KVBENCH_REQUIRE_GPU": "0"}, 3),
     ],
 )
-def test_skipped_here_and_failed_in_ci(
-    stored: RunDir, words: tuple[str, ...], environ: dict[str, str], code: int
-) -> None:
+def test_skipped_here_and_failed_in_ci(stored, words, environ, code):
     result = CliRunner().invoke(app, ["gate", str(stored.path), *words], env=environ)
     assert result.exit_code == code, result.output
     assert "this machine has none" in result.output
@@ -123,7 +119,7 @@ def test_skipped_here_and_failed_in_ci(
 GITHUB = {"CI": "true", "GITHUB_ACTIONS": "true"}
 
 
-def test_annotations_go_to_stderr_and_json_stays_whole(stored: RunDir, tmp_path: Path) -> None:
+def test_annotations_of_a_gate_go_to_stderr_and_json_stays_whole(stored, tmp_path):
     summary = tmp_path / "summary.md"
     environ = {**GITHUB, "GITHUB_STEP_SUMMARY": str(summary)}
     result = CliRunner().invoke(app, ["gate", str(stored.path), "--json"], env=environ)
@@ -132,27 +128,21 @@ def test_annotations_go_to_stderr_and_json_stays_whole(stored: RunDir, tmp_path:
     assert lines[0].startswith("::error title=kvbench fail%3A device (int8_sym)::1 of 2 cells could not run")
     assert all(line.startswith("::error title=") for line in lines)
     assert summary.read_text().startswith("# kvbench made: FAIL\n")
+    summary.unlink()
+    result = CliRunner().invoke(app, ["report", str(stored.path)], env=environ)  # says nothing to GitHub
+    assert (result.exit_code, result.stderr, summary.exists()) == (0, "", False)
 
 
-def test_report_says_nothing_to_github(stored: RunDir, tmp_path: Path) -> None:
-    environ = {**GITHUB, "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
-    result = CliRunner().invoke(app, ["report", str(stored.path)], env=environ)
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert not (tmp_path / "summary.md").exists()
-
-
-def test_quiet_is_the_verdict_and_the_paths(stored: RunDir) -> None:
-    for words in (["--quiet"], ["-q"]):
-        result = CliRunner().invoke(app, ["gate", str(stored.path), *words])
-        lines = result.stdout.splitlines()
-        assert lines[0].startswith("NOT EVALUATED  ")
-        assert lines[0].endswith(" Exit code 3.")
-        assert all(Path(line).is_file() for line in lines[1:])
-        assert len(lines) == 9
+def test_quiet_is_the_verdict_and_the_paths(stored):
+    for word in ("--quiet", "-q"):
+        result = CliRunner().invoke(app, ["gate", str(stored.path), word])
+        first, *paths = result.stdout.splitlines()
+        assert re.fullmatch(r"NOT EVALUATED  .* Exit code 3\.", first)
+        assert [Path(line).is_file() for line in paths] == [True] * 8
         assert result.stderr == ""
 
 
-def test_no_earlier_junit_stands_for_an_error(stored: RunDir, tmp_path: Path) -> None:
+def test_no_earlier_junit_stands_for_an_error(stored, tmp_path):
     (tmp_path / "bad.yaml").write_text("checks: [{metric: nonsense}]")
     gate = ["gate", str(stored.path)]
     assert CliRunner().invoke(app, gate).exit_code == 3
@@ -161,19 +151,13 @@ def test_no_earlier_junit_stands_for_an_error(stored: RunDir, tmp_path: Path) ->
     assert not stored.junit_path.exists()
 
 
-def test_an_interrupted_run_leaves_no_earlier_junit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "m.yaml").write_text(
-        "name: m\nmodel: {source: tiny-llama, weights: random}\naxes: {kv_format: [native]}\n"
-        "engine: {device: cpu}\nrunners: {storage: {}}\n"
-    )
+def test_an_interrupted_run_leaves_no_earlier_junit(tmp_path, monkeypatch):
+    axes = "axes: {kv_format: [native]}\nengine: {device: cpu}\nrunners: {storage: {}}\n"
+    (tmp_path / "m.yaml").write_text(f"name: m\nmodel: {{source: tiny-llama, weights: random}}\n{axes}")
     out = tmp_path / "out"
     out.mkdir()
     (out / "report.junit.xml").write_text("<testsuites/>")
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("kvbench.run.task.measure.execute", interrupted)
+    monkeypatch.setattr("kvbench.run.task.measure.execute", Mock(side_effect=KeyboardInterrupt))
     result = CliRunner().invoke(app, ["run", str(tmp_path / "m.yaml"), "--out", str(out)])
     assert result.exit_code == 130, result.output
     assert (out / "run.json").is_file()
@@ -191,9 +175,7 @@ def test_an_interrupted_run_leaves_no_earlier_junit(tmp_path: Path, monkeypatch:
         ({"TERM": "xterm", "CI": "true"}, {"quiet": True}, Silent),
     ],
 )
-def test_a_bar_only_where_it_can_move(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], words: dict[str, bool], kind: type
-) -> None:
+def test_a_bar_only_where_it_can_move(monkeypatch, environ, words, kind):
     for name in ("TERM", "CI"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
@@ -204,18 +186,16 @@ def test_a_bar_only_where_it_can_move(
     assert not isinstance(watcher(**words), Bar)
 
 
-def test_a_silent_watcher_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    data, silent, loud = made(()), Silent(), Lines()
-    for each in (silent, loud):
-        record = data.records[0]
-        task = Task(record.key, "storage", "", record.spec, {}, ("cell",), None)
-        each.start(Plan((task,), (task,)))
-        each.task(1, task, "cell")
-        each.finished(record)
-        each.close()
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert (said.err == "") == (each is silent)
+@pytest.mark.parametrize("kind", [Silent, Lines])
+def test_a_silent_watcher_says_nothing(kind, capsys):
+    record, each = made(()).records[0], kind()
+    task = Task(record.key, "storage", "", record.spec, {}, ("cell",), None)
+    each.start(Plan((task,), (task,)))
+    each.task(1, task, "cell")
+    each.finished(record)
+    each.close()
+    said = capsys.readouterr()
+    assert (said.out, said.err == "") == ("", kind is Silent)
 
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;\d+)*m")
@@ -228,27 +208,20 @@ def on_terminal(words: list[str], environ: dict[str, str]) -> str:
     clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TERM", "CI")}
     ours, theirs = pty.openpty()
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")])}
-    with subprocess.Popen(
-        [sys.executable, "-m", "kvbench", *words],
-        stdin=theirs, stdout=theirs, stderr=theirs, env={**clean, **path, "TERM": "xterm-256color", **environ}, cwd=ROOT,
-    ) as process:  # fmt: skip
+    environ = {**clean, **path, "TERM": "xterm-256color", **environ}
+    call, out = [sys.executable, "-m", "kvbench", *words], b""
+    with subprocess.Popen(call, stdin=theirs, stdout=theirs, stderr=theirs, env=environ, cwd=ROOT) as process:
         os.close(theirs)
-        out = b""
-        while True:
-            try:
-                read = os.read(ours, 1 << 16)
-            except OSError:
-                break
-            if not read:
-                break
-            out += read
+        with suppress(OSError):  # the other end is closed
+            while read := os.read(ours, 1 << 16):
+                out += read
         process.wait()
     os.close(ours)
     return out.decode("utf-8", errors="replace")
 
 
 @pytest.mark.parametrize("words", [["gate", "RUN"], ["run", "--help"], ["gate", "--nonsense"]], ids=" ".join)
-def test_a_terminal_gets_colours_unless_it_says_no(stored: RunDir, words: list[str]) -> None:
+def test_a_terminal_gets_colours_unless_it_says_no(stored, words):
     """Verdicts have colours; help and usage errors are plain text everywhere."""
     coloured = "RUN" in words
     words = [str(stored.path) if word == "RUN" else word for word in words]
@@ -257,47 +230,31 @@ def test_a_terminal_gets_colours_unless_it_says_no(stored: RunDir, words: list[s
     assert "\x1b" not in on_terminal(words, {"TERM": "dumb"})
 
 
-def commands_of(text: str) -> list[list[str]]:
-    """The kvbench commands of a shell text, continued lines joined."""
-    lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
-    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("kvbench ")]
+WORKFLOW: dict[Any, Any] = yaml.safe_load(
+    (ROOT / "examples" / "github-actions.yml").read_text(encoding="utf-8")
+)
+STEPS = WORKFLOW["jobs"]["gate"]["steps"]
 
 
-def assert_exists(words: list[str]) -> None:
-    """The command is there and takes these options."""
-    group = typer.main.get_command(app)
-    assert words[0] in COMMANDS, words
-    command = group.commands[words[0]]
-    known = {opt for parameter in command.params for opt in (*parameter.opts, *parameter.secondary_opts)}
-    given = {word.split("=")[0] for word in words[1:] if word.startswith("-")}
-    assert given - known == set(), words
-
-
-def workflow() -> dict[Any, Any]:
-    loaded: dict[Any, Any] = yaml.safe_load(
-        (ROOT / "examples" / "github-actions.yml").read_text(encoding="utf-8")
-    )
-    return loaded
-
-
-def test_the_workflow_runs_commands_that_exist_on_files_that_exist() -> None:
-    steps = workflow()["jobs"]["gate"]["steps"]
-    found = [words for step in steps for words in commands_of(step.get("run", ""))]
+def test_the_workflow_runs_commands_that_exist_on_files_that_exist():
+    lines = "\n".join(step.get("run", "") for step in STEPS).replace("\\\n", " ").splitlines()
+    found = [
+        shlex.split(line, comments=True)[1:] for line in map(str.strip, lines) if line.startswith("kvbench ")
+    ]
     assert [words[0] for words in found] == ["plan", "run"]
     for words in found:
-        assert_exists(words)
+        parameters = typer.main.get_command(app).commands[words[0]].params
+        known = {opt for parameter in parameters for opt in (*parameter.opts, *parameter.secondary_opts)}
+        assert {word.split("=")[0] for word in words[1:] if word.startswith("-")} <= known, words
         assert (ROOT / words[1]).is_file()
 
 
-def test_the_workflow_keeps_the_exit_code_and_the_report(stored: RunDir) -> None:
-    steps = workflow()["jobs"]["gate"]["steps"]
-    text = json.dumps(steps)
-    assert "|| true" not in text
-    assert "continue-on-error" not in text
-    assert "| tee" not in text
-    run = next(step for step in steps if "kvbench run" in step.get("run", ""))
+def test_the_workflow_keeps_the_exit_code_and_the_report(stored):
+    text = json.dumps(STEPS)
+    assert not [word for word in ("|| true", "continue-on-error", "| tee") if word in text]
+    run = next(step for step in STEPS if "kvbench run" in step.get("run", ""))
     out = shlex.split(run["run"])[shlex.split(run["run"]).index("--out") + 1]
-    upload = steps[-1]
+    upload = STEPS[-1]
     assert upload["uses"].startswith("actions/upload-artifact@")
     assert upload["if"] == "${{ !cancelled() }}"  # after a failure too
     patterns = upload["with"]["path"].split()
@@ -307,23 +264,21 @@ def test_the_workflow_keeps_the_exit_code_and_the_report(stored: RunDir) -> None
     left = {path.name + "/" * path.is_dir() for path in stored.path.iterdir()} | {"gate.yaml"}
     globs = [pattern.removeprefix(f"{out}/") for pattern in patterns]
     assert {name for name in left if not any(fnmatch(name, glob) for glob in globs)} == set()
-    environ = workflow()["jobs"]["gate"]["env"]
-    cache = next(step["with"]["path"] for step in steps if step.get("uses", "").startswith("actions/cache@"))
-    assert environ["KVBENCH_CACHE_DIR"].endswith(f"/{cache}")
+    cache = next(step["with"]["path"] for step in STEPS if step.get("uses", "").startswith("actions/cache@"))
+    assert WORKFLOW["jobs"]["gate"]["env"]["KVBENCH_CACHE_DIR"].endswith(f"/{cache}")
 
 
-def test_the_workflow_is_a_workflow() -> None:
-    data = workflow()
-    on = data[True] if True in data else data["on"]  # YAML 1.1 reads `on` as true
+def test_the_workflow_is_a_workflow():
+    on = WORKFLOW.get(True, WORKFLOW.get("on"))  # YAML 1.1 reads `on` as true
     assert set(on) == {"pull_request", "workflow_dispatch"}
-    assert data["permissions"] == {"contents": "read"}
-    for step in data["jobs"]["gate"]["steps"]:
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+    for step in STEPS:
         assert ("uses" in step) != ("run" in step)
         assert "uses" not in step or re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"])
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]])
-def test_no_junit_stands_beside_a_result_that_could_not_be_printed(stored: RunDir, words: list[str]) -> None:
+def test_no_junit_stands_beside_a_result_that_could_not_be_printed(stored, words):
     """Of a pass: the exit code is another one then, and a green suite would say something else."""
     call = [sys.executable, "-m", "kvbench", "gate", str(stored.path), *words]
     with open("/dev/full", "w") as full:
@@ -335,7 +290,7 @@ def test_no_junit_stands_beside_a_result_that_could_not_be_printed(stored: RunDi
 
 
 @pytest.mark.slow
-def test_a_stream_that_holds_ascii_only_shows_escapes(stored: RunDir, tmp_path: Path) -> None:
+def test_a_stream_that_holds_ascii_only_shows_escapes(stored, tmp_path):
     plain = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     manifest = stored.manifest()
     first, second = manifest.cells

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pynvml
 import pytest
@@ -86,7 +87,7 @@ def state(nvml: Any = None, tmp_path: Path = Path("/nowhere"), **ids: str) -> De
     return DeviceState(CUDA, nvml or MadeNvml(), ids or IDS, tmp_path / "proc", tmp_path / "cgroup")
 
 
-def test_a_whole_state() -> None:
+def test_a_whole_state():
     found = state()
     read = {k: v for k, v in found.read().items() if not k.startswith(("quota", "steal", "cpu_t"))}
     clocks = {"reasons": ["sw power cap"], "sm_mhz": 1980, "memory_mhz": 3201}
@@ -96,10 +97,7 @@ def test_a_whole_state() -> None:
     assert set(found.unread) == {"cpu_quota", "cpu_steal"}  # there is no /nowhere
 
 
-# words
-
-
-def test_bits_are_those_of_the_library() -> None:
+def test_bits_are_those_of_the_library():
     named = {
         "idle": pynvml.nvmlClocksEventReasonGpuIdle,
         "application clocks": pynvml.nvmlClocksEventReasonApplicationsClocksSetting,
@@ -120,21 +118,16 @@ def test_bits_are_those_of_the_library() -> None:
     ("mask", "expected"),
     [
         (0, []),
-        (0x1, ["idle"]),
         (0x48, ["hw slowdown", "hw thermal"]),
-        (0xE0, ["sw thermal", "hw thermal", "hw power brake"]),
         (0x204, ["sw power cap", "reason 0x200"]),
-        (0x1FF, list(REASONS.values())),
+        (0x1FF, [*REASONS.values()]),
     ],
 )
-def test_a_mask_in_words(mask: int, expected: list[str]) -> None:
+def test_a_mask_in_words(mask, expected):
     assert words(mask) == expected
 
 
-# queries that are not there, or not answered
-
-
-def test_an_older_library_or_driver_is_asked_by_the_older_name() -> None:
+def test_an_older_library_or_driver_is_asked_by_the_older_name():
     old = MadeNvml(nvmlDeviceGetCurrentClocksThrottleReasons=0x20)
     del old.answers["nvmlDeviceGetCurrentClocksEventReasons"]
     assert state(old).read()["reasons"] == ["sw thermal"]
@@ -147,20 +140,18 @@ def test_an_older_library_or_driver_is_asked_by_the_older_name() -> None:
     assert "reasons" not in found.unread
 
 
-@pytest.mark.parametrize(
-    ("fact", "function"),
-    [
-        ("reasons", "nvmlDeviceGetCurrentClocksEventReasons"),
-        ("sm_mhz", "nvmlDeviceGetClockInfo"),
-        ("temperature_c", "nvmlDeviceGetTemperature"),
-        ("power_w", "nvmlDeviceGetPowerUsage"),
-        ("thermal_ns", "nvmlDeviceGetViolationStatus"),
-    ],
-)
+FUNCTIONS = {
+    "reasons": "nvmlDeviceGetCurrentClocksEventReasons",
+    "sm_mhz": "nvmlDeviceGetClockInfo",
+    "temperature_c": "nvmlDeviceGetTemperature",
+    "power_w": "nvmlDeviceGetPowerUsage",
+    "thermal_ns": "nvmlDeviceGetViolationStatus",
+}
+
+
+@pytest.mark.parametrize(("fact", "function"), FUNCTIONS.items())
 @pytest.mark.parametrize("error", [NVMLError("Not Supported"), OSError("gone"), None], ids=str)
-def test_what_is_not_supported_is_none_with_the_reason(
-    fact: str, function: str, error: Exception | None
-) -> None:
+def test_what_is_not_supported_is_none_with_the_reason(fact, function, error):
     nvml = MadeNvml(**{function: error})
     if error is None:
         del nvml.answers[function]
@@ -173,7 +164,7 @@ def test_what_is_not_supported_is_none_with_the_reason(
     assert {key: read[key] for key in others} == others
 
 
-def test_a_driver_that_goes_away_costs_facts_and_no_measurement() -> None:
+def test_a_driver_that_goes_away_costs_facts_and_no_measurement():
     nvml = MadeNvml()
     found = state(nvml)
     first = found.read()
@@ -185,13 +176,9 @@ def test_a_driver_that_goes_away_costs_facts_and_no_measurement() -> None:
 
 
 @pytest.mark.parametrize("error", [NVMLError("Driver Not Loaded"), NVMLError()], ids=["said", "silent"])
-def test_no_driver(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_driver(error):
     nvml = MadeNvml()
-
-    def fail() -> None:
-        raise error
-
-    nvml.nvmlInit = fail
+    nvml.nvmlInit = Mock(side_effect=error)
     found = state(nvml)
     assert found.unread == {"gpu": str(error) or "NVMLError"}
     assert found.read()["sm_mhz"] is None
@@ -202,13 +189,13 @@ def test_no_driver(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(found.unread) == {"gpu", "cpu_quota", "cpu_steal"}
 
 
-def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_library(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     found = DeviceState(CUDA, None, IDS)
     assert "pynvml" in found.unread["gpu"]
 
 
-def test_the_library_is_left_as_it_was_found() -> None:
+def test_the_library_is_left_as_it_was_found():
     nvml = MadeNvml()
     found = state(nvml)
     assert nvml.inits == 1
@@ -217,10 +204,7 @@ def test_the_library_is_left_as_it_was_found() -> None:
     assert nvml.inits == 0
 
 
-# which GPU
-
-
-def test_the_gpu_is_found_by_uuid_then_by_bus_and_never_by_index() -> None:
+def test_the_gpu_is_found_by_uuid_then_by_bus_and_never_by_index():
     assert state().found_by == "uuid"
     assert state(pci="00000000:3b:00.0").found_by == "pci"
     assert state(uuid="another", pci="00000000:3b:00.0").found_by == "pci"
@@ -230,13 +214,10 @@ def test_the_gpu_is_found_by_uuid_then_by_bus_and_never_by_index() -> None:
     assert lost.read()["temperature_c"] is None
 
 
-def test_a_mig_instance_has_the_state_of_its_gpu() -> None:
+def test_a_mig_instance_has_the_state_of_its_gpu():
     found = state(MadeNvml(uuid="MIG-aa-bb"))
     assert (found.found_by, found._handle) == ("uuid", "whole GPU")
     assert found.read()["sm_mhz"] == 1980
-
-
-# other processes
 
 
 @pytest.mark.parametrize(
@@ -247,20 +228,17 @@ def test_a_mig_instance_has_the_state_of_its_gpu() -> None:
         ([process(-5, 3_000), process(-6, None)], {"count": 2, "bytes": None}),
     ],
 )
-def test_other_processes_are_counted(listed: list[Any], expected: dict[str, Any]) -> None:
+def test_other_processes_are_counted(listed, expected):
     own = process(os.getpid(), 10)
     assert state(MadeNvml(nvmlDeviceGetComputeRunningProcesses=[*listed, own])).others() == expected
 
 
 @pytest.mark.parametrize("listed", [[], [process(-5, 3_000)]], ids=["empty", "without us"])
-def test_a_list_without_this_process_says_nothing_of_others(listed: list[Any]) -> None:
+def test_a_list_without_this_process_says_nothing_of_others(listed):
     """In a container the driver's process ids may not be ours: then each of them may be this one."""
     found = state(MadeNvml(nvmlDeviceGetComputeRunningProcesses=listed))
     assert found.others() is None
     assert "not in the driver's list" in found.unread["other_processes"]
-
-
-# the CPU
 
 
 def made(tmp_path: Path, cgroup: str, stat: str, **groups: str) -> DeviceState:
@@ -280,7 +258,7 @@ QUOTA = "usage_usec 9\nnr_periods 20\nnr_throttled 3\nthrottled_usec 45000\n"
 NO_QUOTA = "usage_usec 9\nuser_usec 5\n"
 
 
-def test_quota_and_steal_of_a_cpu(tmp_path: Path) -> None:
+def test_quota_and_steal_of_a_cpu(tmp_path):
     found = made(tmp_path, "1:name=systemd:/x\n0::/a/b\n", STAT, a__b=QUOTA, a=QUOTA, _=NO_QUOTA)
     assert found.read() == {
         "quota_us": 90_000, "quota_periods": 6,  # of its own group and of the one above; the root has none
@@ -290,7 +268,7 @@ def test_quota_and_steal_of_a_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("group", ["/", "/of/the/host", "/../../up"])
-def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path, group: str) -> None:
+def test_a_container_sees_its_own_group_as_the_root(tmp_path, group):
     assert made(tmp_path, f"0::{group}\n", STAT, _=QUOTA).read()["quota_us"] == 45_000
 
 
@@ -306,9 +284,7 @@ def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path, group: str) 
         ("0::/\n", "", {"_": QUOTA}, {"cpu_steal": "not enough values to unpack (expected at least 1, got 0)"}),
     ],
 )  # fmt: skip
-def test_what_a_cpu_does_not_say_is_none_with_the_reason(
-    tmp_path: Path, cgroup: str, stat: str, groups: dict[str, str], reasons: dict[str, str]
-) -> None:
+def test_what_a_cpu_does_not_say_is_none_with_the_reason(tmp_path, cgroup, stat, groups, reasons):
     found = made(tmp_path, cgroup, stat, **groups)
     read = found.read()
     assert found.unread == reasons
@@ -317,13 +293,7 @@ def test_what_a_cpu_does_not_say_is_none_with_the_reason(
     assert {key for key, value in read.items() if value is None} == set(missing[fact])
 
 
-def test_a_machine_without_proc(tmp_path: Path) -> None:
-    found = DeviceState(CPU, None, None, tmp_path / "proc", tmp_path / "cgroup")
-    assert set(found.read().values()) == {None}
-    assert set(found.unread) == {"cpu_quota", "cpu_steal"}
-
-
-def test_this_machine_can_be_read_whatever_it_says() -> None:
+def test_this_machine_can_be_read_whatever_it_says():
     found = DeviceState(CPU)
     read = found.read()
     assert set(read) == {"quota_us", "quota_periods", "steal_ticks", "cpu_ticks"}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,13 +30,11 @@ OTHER_GPU = [{"name": "G", "uuid": "GPU-2"}]
         ({"gpus": OTHER_GPU, "host": "two"}, "on different hosts (one, two), whose times are never pooled"),
     ],
 )
-def test_what_sets_machines_apart(other: dict[str, Any], said: str) -> None:
+def test_what_sets_machines_apart(other, said):
     assert apart([HERE, HERE, {**HERE, **other}]) == (f"were measured {said}" if said else "")
 
 
-def test_records_of_before_hosts_were_recorded_are_of_one_machine_and_a_gpu_that_is_not_used_does_not_count() -> (
-    None
-):
+def test_records_of_before_hosts_were_recorded_are_of_one_machine_and_a_gpu_that_is_not_used_does_not_count():
     assert apart([{}, {"cpu": "x"}]) == ""
     assert apart([{**HERE, "device": "cpu"}, {**HERE, "device": "cpu", "gpus": OTHER_GPU}]) == ""
     assert apart([]) == ""
@@ -57,26 +53,21 @@ def on_hosts(*hosts: str) -> Contexts:
 
 
 LINE = [
-    name
-    for name in METRICS
-    if name.startswith("itl_slope") or name in ("itl_intercept_ms", "itl_break_even_tokens")
+    name for name in METRICS if name.startswith(("itl_slope", "itl_intercept_ms", "itl_break_even_tokens"))
 ]
 
 
 @pytest.mark.parametrize("metric", LINE)
-def test_a_sweep_whose_contexts_are_of_two_hosts_has_no_line(metric: str) -> None:
+def test_a_sweep_whose_contexts_are_of_two_hosts_has_no_line(metric):
     assert on_hosts("a", "a", "a").row(metric).value is not None
     row = on_hosts("a", "b", "a").row(metric)
     assert (row.value, row.low, row.high) == (None, None, None)
     assert row.note == "its contexts were measured on different hosts (a, b), whose times are never pooled"
+    own = on_hosts("a", "b", "a").row("itl_slope_us_per_token", f"{BASE}1024")  # of one host still
+    assert own.value == pytest.approx(0.8)
 
 
-def test_the_other_lines_of_the_run_stand() -> None:
-    """The baseline's own line is of one host still."""
-    assert on_hosts("a", "b", "a").row("itl_slope_us_per_token", f"{BASE}1024").value == pytest.approx(0.8)
-
-
-def test_a_gate_on_such_a_line_is_not_evaluated_and_names_the_hosts(tmp_path: Path) -> None:
+def test_a_gate_on_such_a_line_is_not_evaluated_and_names_the_hosts(tmp_path):
     (tmp_path / "gate.yaml").write_text(
         "name: g\nchecks:\n- {metric: itl_slope_to_bytes, where: {kv_format: fp8_e4m3}, at_least: 0.5, why: bytes}\n"
     )
@@ -92,7 +83,7 @@ def test_a_gate_on_such_a_line_is_not_evaluated_and_names_the_hosts(tmp_path: Pa
     assert all("different hosts (a, b)" in o.sentence for o in own)
 
 
-def test_no_time_is_derived_from_two_records() -> None:
+def test_no_time_is_derived_from_two_records():
     """A ratio comes from arms of one process, so another host's slow baseline record changes nothing."""
     run = timed([1.0, 1.1, 1.2], [2.0, 2.1, 2.2])
     alone, beside = run.records
@@ -108,7 +99,7 @@ def test_no_time_is_derived_from_two_records() -> None:
     assert before != after
 
 
-def test_what_takes_times_says_so() -> None:
+def test_what_takes_times_says_so():
     """By the units of its metrics: such a runner has its device to itself."""
     units = {
         metric.runner

@@ -27,9 +27,8 @@ VALUES: dict[str, list[Any]] = {
 
 
 def points(keys: list[str]) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries({}, optional={key: st.sampled_from(VALUES[key]) for key in keys}).filter(
-        bool
-    )
+    optional = {key: st.sampled_from(VALUES[key]) for key in keys}
+    return st.fixed_dictionaries({}, optional=optional).filter(bool)
 
 
 @st.composite
@@ -67,8 +66,7 @@ def shuffled(data: Any, draw: st.DrawFn) -> Any:
 
 
 def loaded(tmp_path: Path, data: Mapping[str, Any]) -> Matrix | None:
-    """The matrix, or None when it is refused: a random one may leave a static format without a scale. JSON is
-    YAML."""
+    """The matrix, or None when it is refused: a random one may lack a scale. JSON is YAML."""
     (tmp_path / "m.yaml").write_text(json.dumps(data))
     try:
         return load(tmp_path / "m.yaml")

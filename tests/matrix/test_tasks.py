@@ -45,23 +45,18 @@ def test_each_task_points_at_the_same_work_on_the_baseline(make):
             assert {**task.spec, "kv_format": "native"} == base.spec
 
 
-def test_a_task_that_fans_out_holds_its_one_value(make):
-    matrix = make(f"axes: {{kv_format: native}}\n{ALL}")
-    options = {t.variant: t.options for t in matrix.tasks if t.variant}
-    assert options["wikitext2 stream512"]["data"] == "wikitext2"
-    assert options["mmlu 5-shot"]["tasks"] == "mmlu"
-
-
 def test_options_are_expanded_in_declared_order_and_a_scalar_becomes_a_list(make):
     matrix = make(
         "axes: {kv_format: native}\nrunners: {parity: {seed: 3, lengths: 7}, mcq: {max_truncated: 1}}"
     )
+    twice = make("axes: {kv_format: native}\nrunners: {perplexity: {data: [pydoc, pydoc]}}")
+    assert [(task.cells, task.options["data"]) for task in twice.tasks] == [((twice.cells[0].id,), "pydoc")]
     assert list(matrix.tasks[0].options.items()) == [("lengths", [7]), ("steps", 2048), ("seed", 3)]
     assert list(matrix.tasks[1].options) == list(RUNNERS["mcq"].options)
     assert json.dumps(matrix.tasks[1].options["max_truncated"]) == "1.0"
 
 
-def test_keys_follow_everything_that_decides_a_result(make):
+def test_keys_follow_everything_that_decides_a_result(make, monkeypatch):
     text = "axes: {kv_format: native}\nrunners: {perplexity: {data: wikitext2, split: validation}}"
     seen: list[tuple[str, str]] = []
 
@@ -72,40 +67,22 @@ def test_keys_follow_everything_that_decides_a_result(make):
         seen.append((name, split))
         return "d1"
 
-    different = {
-        keys(),
-        keys(host=Host("cpu", {"torch": "2.13"})),
-        keys(fingerprint_model=lambda spec: "m1"),
-        keys(fingerprint_data=data),
-        keys(text.replace("validation", "test")),
-        keys(text + "\nengine: {page_size: 32}"),
-    }
-    assert len(different) == 6
-    assert seen == [("wikitext2", "validation")]
-    assert keys(text + "\nengine: {batch: 7}") == keys()  # perplexity does not depend on the batch
-
-
-def test_a_new_protocol_is_a_new_key(make, monkeypatch):
-    (before,) = make("axes: {kv_format: native}").tasks
-    monkeypatch.setitem(
-        RUNNERS, "storage", replace(RUNNERS["storage"], protocol=RUNNERS["storage"].protocol + 1)
-    )
-    (after,) = make("axes: {kv_format: native}").tasks
-    assert before.key != after.key
-
-
-def test_a_corpus_named_twice_is_one_task(make):
-    matrix = make("axes: {kv_format: native}\nrunners: {perplexity: {data: [pydoc, pydoc]}}")
-    assert [task.cells for task in matrix.tasks] == [(matrix.cells[0].id,)]
-
-
-def test_data_that_is_not_here_has_a_key_of_its_own(make):
     def absent(name: str, split: str) -> str:
         raise NotAvailable("fetch it")
 
-    text = "axes: {kv_format: native}\nrunners: {agreement: }"
-    gone, here = make(text, fingerprint_data=absent), make(text, fingerprint_data=lambda name, split: "d1")
-    assert gone.tasks[0].key != here.tasks[0].key
+    different = {
+        keys(), keys(host=Host("cpu", {"torch": "2.13"})), keys(fingerprint_model=lambda spec: "m1"),
+        keys(fingerprint_data=data), keys(text.replace("validation", "test")),
+        keys(text + "\nengine: {page_size: 32}"),
+    }  # fmt: skip
+    assert len(different) == 6
+    assert seen == [("wikitext2", "validation")]
+    assert keys(text + "\nengine: {batch: 7}") == keys()  # perplexity does not depend on the batch
+    before, own = keys(), RUNNERS["perplexity"]
+    monkeypatch.setitem(RUNNERS, "perplexity", replace(own, protocol=own.protocol + 1))
+    assert keys() != before
+    gone = keys(fingerprint_data=absent)
+    assert gone != keys(fingerprint_data=data)
 
 
 def test_a_model_that_means_nothing_is_located(make):

@@ -43,12 +43,12 @@ def unsupported(**changes: Any) -> list[str]:
     ],
     ids=["mha", "gqa", "mqa", "head_dim", "value_dim", "falcon-mqa", "falcon-gqa", "smollm2"],
 )  # fmt: skip
-def test_heads_and_dims(changes: dict[str, Any], q_heads: int, shape: KVShape) -> None:
+def test_heads_and_dims(changes, q_heads, shape):
     layer = facts_from_config(config(**changes)).layers[0]
     assert (layer.q_heads, layer.shape) == (q_heads, shape)
 
 
-def test_gpt2_names_are_read() -> None:
+def test_gpt2_names_are_read():
     facts = facts_from_config(
         {"model_type": "gpt2", "n_layer": 2, "n_embd": 96, "n_head": 12, "n_positions": 1024, "attn_pdrop": 0.1,
          "scale_attn_weights": True, "reorder_and_upcast_attn": False, "scale_attn_by_inverse_layer_idx": False}
@@ -57,25 +57,16 @@ def test_gpt2_names_are_read() -> None:
     assert (facts.max_context, facts.unsupported) == (1024, ())
 
 
-@pytest.mark.parametrize(("q_heads", "kv_heads"), [(33, 2), (3, 2)])
-def test_a09_t2_heads_that_do_not_divide_are_rejected(q_heads: int, kv_heads: int) -> None:
-    with pytest.raises(UsageError, match=f"{q_heads} query heads on {kv_heads} KV heads in layer 0"):
-        facts_from_config(config(num_attention_heads=q_heads, num_key_value_heads=kv_heads, head_dim=16))
-
-
 @pytest.mark.parametrize(
     ("layers", "heads", "dim", "expected"), [(24, 2, 64, 12_288), (30, 3, 64, 23_040), (36, 8, 128, 147_456)]
 )
-def test_a09_t3_kv_bytes_a_token(layers: int, heads: int, dim: int, expected: int) -> None:
-    facts = facts_from_config(
-        config(
-            num_hidden_layers=layers, num_attention_heads=heads * 3, num_key_value_heads=heads, head_dim=dim
-        )
-    )
+def test_a09_t3_kv_bytes_a_token(layers, heads, dim, expected):
+    sizes = {"num_hidden_layers": layers, "num_attention_heads": heads * 3, "num_key_value_heads": heads}
+    facts = facts_from_config(config(**sizes, head_dim=dim))
     assert sum(kv_bytes(KV_FORMATS["native"], x.shape, 1, "bfloat16").total for x in facts.layers) == expected
 
 
-def test_a10_t1_a_distill_named_deepseek_is_gqa() -> None:
+def test_a10_t1_a_distill_named_deepseek_is_gqa():
     facts = facts_from_config(
         config(model_type="qwen2", _name_or_path="deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", num_key_value_heads=2,
                sliding_window=4096, use_sliding_window=False, max_window_layers=2, attention_dropout=0.0)
@@ -86,7 +77,7 @@ def test_a10_t1_a_distill_named_deepseek_is_gqa() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3", "minicpm3", "named_like_nothing"])
-def test_a10_t1_mla_is_known_by_its_latent(model_type: str) -> None:
+def test_a10_t1_mla_is_known_by_its_latent(model_type):
     facts = facts_from_config(
         config(model_type=model_type, kv_lora_rank=512, q_lora_rank=None, qk_nope_head_dim=128, qk_rope_head_dim=64,
                v_head_dim=128, num_key_value_heads=4, head_dim=64)
@@ -111,24 +102,18 @@ def test_a10_t1_mla_is_known_by_its_latent(model_type: str) -> None:
         ({"layers_block_type": ["mamba", "attention"] * 2, "mamba_d_state": 16}, ["mamba", "full"] * 2),
     ],
 )  # fmt: skip
-def test_layer_kinds(changes: dict[str, Any], expected: list[str]) -> None:
+def test_layer_kinds(changes, expected):
     assert kinds(**changes) == expected
     assert unsupported(**changes) == []
 
 
-def test_only_sliding_layers_have_a_window() -> None:
-    facts = facts_from_config(
-        config(sliding_window=24, layer_types=["full_attention", "sliding_attention"] * 2)
-    )
+def test_only_sliding_layers_have_a_window():
+    changes = {"sliding_window": 24, "layer_types": ["full_attention", "sliding_attention"] * 2}
+    facts = facts_from_config(config(**changes))
     assert [layer.sliding_window for layer in facts.layers] == [None, 24, None, 24]
 
 
-def test_layer_types_of_another_length_are_an_error() -> None:
-    with pytest.raises(UsageError, match="lists 3 layer types for 4 layers"):
-        facts_from_config(config(layer_types=["full_attention"] * 3))
-
-
-def test_soft_cap_and_sinks() -> None:
+def test_soft_cap_and_sinks():
     gemma2 = facts_from_config(
         config(model_type="gemma2", attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
     )
@@ -139,7 +124,7 @@ def test_soft_cap_and_sinks() -> None:
     assert not any(layer.sinks for layer in gemma2.layers)
 
 
-def test_per_layer_config_overrides_one_layer() -> None:
+def test_per_layer_config_overrides_one_layer():
     facts = facts_from_config(config(head_dim=16, per_layer_config={"02": {"head_dim": 32}}))
     assert [layer.shape.head_dim for layer in facts.layers] == [16, 16, 32, 16]
 
@@ -168,14 +153,14 @@ def test_per_layer_config_overrides_one_layer() -> None:
         ({"new_softcap": 7.0}, "new_softcap"),
     ],
 )
-def test_a10_t3_what_the_engine_does_not_implement_is_named(changes: dict[str, Any], attribute: str) -> None:
+def test_a10_t3_what_the_engine_does_not_implement_is_named(changes, attribute):
     facts = facts_from_config(config(**changes))
     assert [name for name, _ in facts.unsupported] == [attribute]
     assert facts.unsupported[0][1].endswith((".", ";"))
 
 
 @pytest.mark.parametrize("off", [None, False, 0, 0.0, [], {}])
-def test_an_attribute_that_is_off_is_no_mechanism(off: Any) -> None:
+def test_an_attribute_that_is_off_is_no_mechanism(off):
     assert unsupported(quantum_attention_rank=off, attn_type=off) == []
 
 
@@ -192,7 +177,7 @@ def test_an_attribute_that_is_off_is_no_mechanism(off: Any) -> None:
         },
     ],
 )
-def test_what_transformers_does_itself_is_harmless(changes: dict[str, Any]) -> None:
+def test_what_transformers_does_itself_is_harmless(changes):
     assert unsupported(**changes) == []
 
 
@@ -207,11 +192,11 @@ def test_what_transformers_does_itself_is_harmless(changes: dict[str, Any]) -> N
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}}, 2048),
     ],
 )  # fmt: skip
-def test_max_context(changes: dict[str, Any], expected: int | None) -> None:
+def test_max_context(changes, expected):
     assert facts_from_config(config(**changes)).max_context == expected
 
 
-def test_the_language_part_of_a_multimodal_config() -> None:
+def test_the_language_part_of_a_multimodal_config():
     facts = facts_from_config(
         {"model_type": "gemma3", "vision_config": {"num_attention_heads": 7, "window_size": 3},
          "text_config": config(model_type="gemma3_text", num_key_value_heads=2)}
@@ -227,8 +212,16 @@ def test_the_language_part_of_a_multimodal_config() -> None:
         ({"num_hidden_layers": "four"}, "num_hidden_layers .*, got 'four'"),
         ({"hidden_size": 66}, "hidden size of 66"),
         ({"num_key_value_heads": True}, "num_key_value_heads .*, got True"),
+        ({"layer_types": ["full_attention"] * 3}, "lists 3 layer types for 4 layers"),
+        *(
+            (
+                {"num_attention_heads": q, "num_key_value_heads": 2, "head_dim": 16},
+                f"{q} query heads on 2 KV heads in layer 0",
+            )
+            for q in (33, 3)
+        ),
     ],
 )
-def test_a_config_that_describes_no_decoder_is_an_error(changes: dict[str, Any], words: str) -> None:
+def test_a_config_that_describes_no_decoder_is_an_error(changes, words):
     with pytest.raises(UsageError, match=words):
         facts_from_config(config(**changes))

@@ -62,16 +62,14 @@ def tiny() -> Any:
 
 @pytest.mark.parametrize(("task", "delimiter"), [("mmlu", " "), ("ceval", ""), ("ceval", " ")])
 @pytest.mark.parametrize("shots", [0, 5])
-def test_prompts_scores_and_picks_are_those_of_lm_eval(
-    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, delimiter: str, shots: int
-) -> None:
+def test_prompts_scores_and_picks_are_those_of_lm_eval(tiny, tmp_path, monkeypatch, task, delimiter, shots):
     """C-Eval with kvbench's join (no space after the colon), and with lm-eval's own: its task file as it is."""
     monkeypatch.setitem(TEMPLATES, task, replace(TEMPLATES[task], delimiter=delimiter))
     assert_equal(tiny, tmp_path, task, data_of(tmp_path, task, subjects=2, limit=6), shots)
 
 
 @pytest.mark.model
-def test_the_default_model_picks_what_lm_eval_picks(tmp_path: Path) -> None:
+def test_the_default_model_picks_what_lm_eval_picks(tmp_path):
     from kvbench.engines.reference.load import load_model
 
     loaded = load_model(SPEC, "cpu", "float32")
@@ -83,7 +81,7 @@ def test_the_default_model_picks_what_lm_eval_picks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["mmlu", "ceval"])
-def test_every_subject_has_the_text_of_lm_evals_task_file(task: str) -> None:
+def test_every_subject_has_the_text_of_lm_evals_task_file(task):
     import lm_eval
     import yaml
 
@@ -96,7 +94,7 @@ def test_every_subject_has_the_text_of_lm_evals_task_file(task: str) -> None:
         assert TEMPLATES[task].describe(subject) == said
 
 
-def test_the_picks_and_differences_of_two_tools_are_compared_by_question() -> None:
+def test_the_picks_and_differences_of_two_tools_are_compared_by_question():
     a = {"x": [-1.0, -2.0], "y": [-1.0, -2.0]}
     b = {"x": [-1.0, -2.5], "y": [-2.0, -1.5]}
     assert peer.different_picks(a, b) == ["y"]
@@ -106,7 +104,7 @@ def test_the_picks_and_differences_of_two_tools_are_compared_by_question() -> No
 
 @pytest.mark.model
 @pytest.mark.parametrize("task", ["mmlu", "arc_easy"])
-def test_the_plug_in_gives_the_scores_that_our_runner_stores(tmp_path: Path, task: str) -> None:
+def test_the_plug_in_gives_the_scores_that_our_runner_stores(tmp_path, task):
     """int8_sym on the default model: scores equal to the last bit."""
     from kvbench.engines.reference.engine import Engine
     from kvbench.lm_eval.model import KvbenchLM

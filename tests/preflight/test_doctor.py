@@ -41,7 +41,11 @@ def env(**changes: Any) -> Facts:
     return replace(SOUND, environment={**ENVIRONMENT, **changes})
 
 
-@pytest.mark.parametrize("facts", [SOUND, on()], ids=["cpu", "gpu"])
+LEAST = {"cache": {**SOUND.cache, "free": 2 * 10**9}, "load": 9.0, "stolen": 0.01}
+LIMITS = [replace(env(memory_bytes=4 * 10**9), **LEAST), on(state={**STATE, "temperature_c": 85})]
+
+
+@pytest.mark.parametrize("facts", [SOUND, on(), *LIMITS], ids=["cpu", "gpu", "cpu limits", "gpu limits"])
 def test_a_sound_machine_has_nothing_to_mend(facts):
     assert [line for line in lines(facts) if line.state != OK or line.remedy] == []
 
@@ -78,7 +82,7 @@ CASES: dict[str, tuple[Facts, str, str, str]] = {
     "load": (replace(SOUND, load=9.1), "load", WARNING, "wait"),
     "quota": (replace(SOUND, throttled=True), "quota", WARNING, "CPU limit"),
     "steal": (replace(SOUND, stolen=0.02), "steal", WARNING, "host of your own"),
-    "memory": (env(memory_bytes=3 * 10**9), "memory", WARNING, "free some"),
+    "memory": (env(memory_bytes=4 * 10**9 - 1), "memory", WARNING, "free some"),
     "read-only cache": (cache(writable=False), "cache", PROBLEM, "KVBENCH_CACHE_DIR"),
     "full disk": (cache(free=10**9), "cache", WARNING, "KVBENCH_CACHE_DIR"),
     "left over": (cache(left_over=2), "cache", WARNING, "next fetch"),

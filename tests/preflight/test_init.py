@@ -1,8 +1,8 @@
-"""`kvbench init`: what it writes is read, valid, planned, and the format's own; and nothing that is there is
-touched."""
+"""`kvbench init`: what it writes is valid, planned, and the format's own; nothing that is there is touched."""
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import jsonschema
@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from kvbench.cli.main import app
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.gate.policy import load as load_gate
+from kvbench.models.catalog import TINY
 
 QUANTIZED = [name for name, fmt in KV_FORMATS.items() if fmt.quantized]
 
@@ -21,15 +22,15 @@ def call(*words: object) -> Result:
     return CliRunner().invoke(app, [str(w) for w in words], env={"COLUMNS": "200", "KVBENCH_DATA_DIR": ""})
 
 
-@pytest.mark.parametrize("model", ["smollm2-135m-instruct", "tiny-gemma2", "qwen3-8b-shape"])
-@pytest.mark.parametrize("fmt", QUANTIZED)
+MODELS = itertools.cycle(["smollm2-135m-instruct", "tiny-gemma2", "qwen3-8b-shape"])
+
+
+@pytest.mark.parametrize(("fmt", "model"), list(zip(QUANTIZED, MODELS, strict=False)))
 def test_what_it_writes_is_valid_and_planned(tmp_path, fmt, model):
     result = call("init", tmp_path / "mine", "--model", model, "--format", fmt)
     assert result.exit_code == 0, result.output
     matrix = tmp_path / "mine" / "matrix.yaml"
     assert result.stdout.splitlines()[-1] == f"Next: kvbench validate {matrix} && kvbench run {matrix}"
-    commands = [line for line in matrix.read_text().splitlines() if line.startswith("#   kvbench ")]
-    assert [line.split()[2] for line in commands] == ["validate", "plan", "run"]
     checked = call("validate", matrix, matrix.with_name("gate.yaml"), "--json")
     assert checked.exit_code == 0, checked.output
     planned = call("plan", matrix, "--json")
@@ -41,7 +42,6 @@ def test_what_it_writes_is_valid_and_planned(tmp_path, fmt, model):
 
 @pytest.mark.parametrize("fmt", QUANTIZED)
 def test_an_editor_takes_it_by_the_schemas_beside_it(tmp_path, fmt):
-    """The modeline names a file that is there, and the file's schema takes the data."""
     assert call("init", tmp_path / "a.yaml", "--format", fmt, "--model", "tiny-llama").exit_code == 0
     for name, schema in (("a.yaml", "matrix.schema.json"), ("a-gate.yaml", "gate.schema.json")):
         text = (tmp_path / name).read_text()
@@ -65,11 +65,15 @@ def test_the_bytes_are_exact_for_the_model(tmp_path, model, fmt, ratio):
     assert (check.low, check.high, check.where) == (ratio, ratio, {"kv_format": fmt})
 
 
-FILES = ("matrix.yaml", "gate.yaml", "matrix.schema.json", "gate.schema.json")
+CASES = [
+    ("matrix.yaml", True),
+    ("gate.yaml", False),
+    ("matrix.schema.json", False),
+    ("gate.schema.json", True),
+]
 
 
-@pytest.mark.parametrize("linked", [False, True], ids=["file", "link to nothing"])
-@pytest.mark.parametrize("kept", FILES)
+@pytest.mark.parametrize(("kept", "linked"), CASES)
 def test_nothing_is_overwritten_nor_written_through_a_link(tmp_path, kept, linked):
     path, elsewhere = tmp_path / "own" / kept, tmp_path / "elsewhere"
     path.parent.mkdir()
@@ -114,11 +118,7 @@ def test_names_that_mean_nothing_are_refused(tmp_path, option, value, words):
 
 
 def test_a_model_folder_is_named_whole_whatever_it_is_called(tmp_path, monkeypatch):
-    """By its absolute path, as a matrix is read from anywhere; quoted, as colons and hashes mean something in
-    YAML.
-    """
-    from kvbench.models.catalog import TINY
-
+    """By its absolute path; quoted, as colons and hashes mean something in YAML."""
     odd = tmp_path / "my: model #1"
     odd.mkdir()
     (odd / "config.json").write_text(json.dumps(TINY["tiny-llama"]))

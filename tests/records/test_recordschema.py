@@ -48,20 +48,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
-def test_they_are_schemas(kind: str) -> None:
+def test_they_are_schemas(kind):
     schema = SCHEMAS[kind]()
     jsonschema.Draft202012Validator.check_schema(schema)
     result = CliRunner().invoke(app, ["schema", kind])
     assert (result.exit_code, json.loads(result.stdout)) == (0, schema)
 
 
-def test_an_unknown_kind_names_all() -> None:
+def test_an_unknown_kind_names_all():
     result = CliRunner().invoke(app, ["schema", "recrod"])
     assert result.exit_code == 2
     assert "use matrix, gate, record, manifest, results" in result.stderr
 
 
-def test_a_real_run_validates(run: RunDir) -> None:
+def test_a_real_run_validates(run):
     assert faults("manifest", json.loads(run.manifest_path.read_text())) == []
     records = list((run.path / "records").glob("*.json"))
     assert len(records) == 4
@@ -71,7 +71,7 @@ def test_a_real_run_validates(run: RunDir) -> None:
     assert results["schema"] == RESULTS_VERSION
 
 
-def test_a_failed_run_validates(tmp_path: Path) -> None:
+def test_a_failed_run_validates(tmp_path):
     good = layers(2, 512, 64), storage_facts(16, 2048)
     error = {"type": "MemoryError", "message": "no memory", "tail": ["x"]}
     made = MadeRun().measure("storage", good, good)
@@ -92,7 +92,7 @@ DAMAGES: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
-def test_damage_is_seen(kind: str, run: RunDir) -> None:
+def test_damage_is_seen(kind, run):
     path = {
         "record": next((run.path / "records").glob("*.json")),
         "manifest": run.manifest_path,

@@ -36,7 +36,7 @@ def matrix(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2", "1/2/3", "", "١/٢"])
-def test_what_is_no_share(text: str) -> None:
+def test_what_is_no_share(text):
     with pytest.raises(UsageError, match="use N/M"):
         shards.parse(text)
     assert shards.parse("2/3") == Shard(2, 3)
@@ -46,7 +46,7 @@ def test_what_is_no_share(text: str) -> None:
 @pytest.mark.parametrize(
     "runners", ["latency: {}, perplexity: {}", "storage: {}, perplexity: {}, parity: {}"]
 )
-def test_together_they_are_the_whole_and_cells_belong_to_one(matrix: Any, runners: str, of: int) -> None:
+def test_together_they_are_the_whole_and_cells_belong_to_one(matrix, runners, of):
     m = matrix(AXES.replace("batch: [1, 2]", "batch: [1, 2, 3, 4]"), runners)
     every = [shards.cells_of(m.cells, m.tasks, Shard(i, of)) for i in range(1, of + 1)]
     assert sorted(c.id for own in every for c in own) == sorted(c.id for c in m.cells)
@@ -58,7 +58,7 @@ def test_together_they_are_the_whole_and_cells_belong_to_one(matrix: Any, runner
     assert max(map(len, every)) - min(map(len, every)) <= 2 * (3 if "latency" in runners else 1)
 
 
-def test_a_share_has_the_baselines_that_its_tasks_are_compared_with(matrix: Any) -> None:
+def test_a_share_has_the_baselines_that_its_tasks_are_compared_with(matrix):
     m = matrix("kv_format: [native, int8_sym, fp8_e4m3], batch: 1, context: 32", "perplexity: {}")
     native, int8, fp8 = m.tasks
     assert [shards.share_of(m.cells, m.tasks, Shard(i, 2)).tasks for i in (1, 2)] == [
@@ -67,7 +67,7 @@ def test_a_share_has_the_baselines_that_its_tasks_are_compared_with(matrix: Any)
     ]
 
 
-def test_cells_of_a_line_stay_together(matrix: Any) -> None:
+def test_cells_of_a_line_stay_together(matrix):
     m = matrix()
     for i in (1, 2):
         own = shards.cells_of(m.cells, m.tasks, Shard(i, 2))
@@ -80,10 +80,6 @@ def test_cells_of_a_line_stay_together(matrix: Any) -> None:
         matrix(AXES.replace("20, 40, 60", "20, 40")),
     ):  # no line there
         assert {len(unit) for unit in shards.units(other.cells, other.tasks)} == {1}
-
-
-def test_more_shares_than_cells_is_a_mistake(matrix: Any) -> None:
-    m = matrix()
     with pytest.raises(UsageError, match=r"shard 3 of 3 has no cell.* at most 2 shards"):
         shards.share_of(m.cells, m.tasks, Shard(3, 3))
 
@@ -116,7 +112,7 @@ def verdict_of(tmp_path: Path, run: Run, limit: str = "0.9") -> Any:
     return gates.evaluate(gates.load(tmp_path / "gate.yaml"), run, derive(run))
 
 
-def test_a_share_is_no_pass_and_no_failure_for_what_others_measure(tmp_path: Path) -> None:
+def test_a_share_is_no_pass_and_no_failure_for_what_others_measure(tmp_path):
     run = made()
     storage = [r for r in run.records if r.runner == "storage"]
     verdict = verdict_of(tmp_path, share_of(run, {r.key for r in storage}, storage))
@@ -128,34 +124,22 @@ def test_a_share_is_no_pass_and_no_failure_for_what_others_measure(tmp_path: Pat
     assert {(o.status, o.required) for o in others} == {("not_evaluated", False)}
     assert all("not run in shard 1 of 2" in o.sentence for o in others)
     whole = verdict_of(tmp_path, replace(run.run, records=tuple(storage)))
-    assert (whole.exit_code, whole.word) == (
-        3,
-        "not_evaluated",
-    )  # the same records as a whole run lack something
+    assert (whole.exit_code, whole.word) == (3, "not_evaluated")  # as a whole run they lack something
 
 
-def test_a_failure_of_a_share_is_one(tmp_path: Path) -> None:
+def test_a_failure_and_an_error_of_a_share_are_its_own(tmp_path):
     run = made()
     storage = [r for r in run.records if r.runner == "storage"]
-    verdict = verdict_of(tmp_path, share_of(run, {r.key for r in storage}, storage), limit="0.1")
-    assert (verdict.exit_code, verdict.word) == (1, "fail")
-
-
-def test_an_error_of_a_share_is_one(tmp_path: Path) -> None:
-    run = made()
-    storage = [r for r in run.records if r.runner == "storage"]
-    broken = [
-        replace(r, status="error", error={"type": "X", "message": "x", "tail": []})
-        if r.key.endswith(CAND)
-        else r
-        for r in storage
-    ]
     keys = {r.key for r in storage}
+    verdict = verdict_of(tmp_path, share_of(run, keys, storage), limit="0.1")
+    assert (verdict.exit_code, verdict.word) == (1, "fail")
+    error = {"type": "X", "message": "x", "tail": []}
+    broken = [replace(r, status="error", error=error) if r.key.endswith(CAND) else r for r in storage]
     assert verdict_of(tmp_path, share_of(run, keys, broken)).exit_code == 3
     assert verdict_of(tmp_path, share_of(run, keys, storage[:1])).exit_code == 3  # interrupted
 
 
-def test_nothing_but_what_others_have_is_no_error_of_the_share(tmp_path: Path) -> None:
+def test_nothing_but_what_others_have_is_no_error_of_the_share(tmp_path):
     """The candidate's cell is another's altogether: its precision is not shown here, and none of the gate's
     checks is evaluated."""
     run = made()
@@ -167,7 +151,7 @@ def test_nothing_but_what_others_have_is_no_error_of_the_share(tmp_path: Path) -
     ] == [False, False]
 
 
-def test_a_share_that_others_complete_counts_them_in_its_family(tmp_path: Path) -> None:
+def test_a_share_that_others_complete_counts_them_in_its_family(tmp_path):
     """A failure that holds here must hold in the whole: what is still to be measured counts in Holm's
     correction."""
     from kvbench.gate.evaluate import _Case, _check
@@ -181,15 +165,9 @@ def test_a_share_that_others_complete_counts_them_in_its_family(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "shard",
-    [
-        {"number": 3, "of": 2, "tasks": ["t"]},
-        {"number": 1, "of": 2, "tasks": ["x"]},
-        {"number": 1},
-        "1/2",
-        {"number": 1, "of": 2, "tasks": []},
-    ],
+    [{"number": 1, "of": 2, "tasks": ["x"]}, {"number": 1}, "1/2", {"number": 1, "of": 2, "tasks": []}],
 )
-def test_a_damaged_share_is_told(tmp_path: Path, shard: Any, matrix: Any) -> None:
+def test_a_damaged_share_is_told(tmp_path, shard, matrix):
     from kvbench.run.execute import manifest_of as whole
 
     m = matrix()
@@ -202,7 +180,7 @@ def test_a_damaged_share_is_told(tmp_path: Path, shard: Any, matrix: Any) -> Non
         RunDir(tmp_path / "run").manifest()
 
 
-def test_the_outline_marks_the_baselines_of_others(matrix: Any) -> None:
+def test_the_outline_marks_the_baselines_of_others(matrix):
     m = matrix("kv_format: [native, int8_sym, fp8_e4m3], batch: 1, context: 32", "perplexity: {}")
     lines = shards.outline(shards.share_of(m.cells, m.tasks, Shard(2, 2)), m.cells, m.tasks)
     assert lines[0] == "  shard 2 of 2: 1 of 3 cells, 2 of 3 tasks"

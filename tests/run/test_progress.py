@@ -21,37 +21,32 @@ def record(key: str, status: str, seconds: float) -> Record:
     return Record(key, "r", 1, status, {}, {}, None, None, {}, {}, {}, None, error, "", seconds)
 
 
-def test_a_long_runner_does_not_lend_its_time_to_a_short_one() -> None:
-    todo = [task("storage", batch=1, context=8), task("agreement"), task("storage", batch=2, context=8)]
-    left = TimeLeft(todo)
-    left.finished(todo[0].key, 2.0, True)
-    left.finished(todo[1].key, 600.0, True)
-    assert left.rest() == Rest(2.0, 0)  # the mean of all would be 301 s
+def of(*tasks: Task) -> TimeLeft:
+    return TimeLeft(list(tasks))
 
 
-def test_the_most_alike_counts() -> None:
-    same, other_side, other_shape = (
-        task("latency", batch=1, context=8),
-        task("latency", baseline=None, batch=1, context=8),
-        task("latency", batch=4, context=8),
+def test_the_most_alike_counts_and_never_another_runner() -> None:
+    storage, long, last = (
+        task("storage", batch=1, context=8),
+        task("agreement"),
+        task("storage", batch=2, context=8),
     )
-    last = task("latency", batch=1, context=8)
-    left = TimeLeft([same, other_side, other_shape, last])
-    left.finished(other_side.key, 10.0, True)
-    assert left.of(last) == 10.0  # of the other side, where nothing nearer is timed
-    left.finished(other_shape.key, 80.0, True)
-    assert left.of(last) == 80.0  # of this side, whatever its shape
-    left.finished(same.key, 7.0, True)
-    assert left.of(last) == 7.0
-
-
-def test_a_variant_is_timed_by_another_one_only_where_its_own_is_not() -> None:
+    left = of(storage, long, last)
+    left.finished(storage.key, 2.0, True)
+    left.finished(long.key, 600.0, True)
+    assert left.rest() == Rest(2.0, 0)  # the mean of all would be 301 s
+    same, other_side = task("latency", batch=1, context=8), task("latency", baseline=None, batch=1, context=8)
+    other_shape, last = task("latency", batch=4, context=8), task("latency", batch=1, context=8)
+    left = of(same, other_side, other_shape, last)
+    # Of the other side, where nothing nearer is timed; of this side, whatever its shape; of the same.
+    for one, seconds in ((other_side, 10.0), (other_shape, 80.0), (same, 7.0)):
+        left.finished(one.key, seconds, True)
+        assert left.of(last) == seconds
     a, b, c = task("mcq", "mmlu 0-shot"), task("mcq", "cloze 0-shot"), task("mcq", "cloze 0-shot", None)
-    left = TimeLeft([a, b, c])
-    left.finished(a.key, 30.0, True)
-    assert left.rest() == Rest(60.0, 0)
-    left.finished(b.key, 5.0, True)
-    assert left.rest() == Rest(5.0, 0)
+    left = of(a, b, c)
+    for one, seconds, rest in ((a, 30.0, 60.0), (b, 5.0, 5.0)):  # another variant only before its own
+        left.finished(one.key, seconds, True)
+        assert left.rest() == Rest(rest, 0)
 
 
 def test_what_is_like_nothing_is_counted_apart() -> None:
@@ -64,28 +59,22 @@ def test_what_is_like_nothing_is_counted_apart() -> None:
     assert str(left.rest()) == "about 50 s left, and 2 tasks not timed yet"
 
 
-def test_a_task_that_ended_in_an_error_times_nothing() -> None:
-    todo = [task("storage"), task("storage", baseline=None)]
-    left = TimeLeft(todo)
-    left.finished(todo[0].key, 0.01, False)
-    assert left.rest() == Rest(None, 1)
-
-
-def test_tasks_side_by_side_end_in_any_order() -> None:
+def test_an_error_times_nothing_and_tasks_end_in_any_order() -> None:
     first, second, third = task("storage"), task("mcq", "cloze"), task("mcq", "cloze", None)
-    left = TimeLeft([first, second, third])
+    left = of(first, second, third)
     left.finished(second.key, 40.0, True)
     assert left.rest() == Rest(40.0, 1)
+    left = of(first, task("storage", baseline=None))
+    left.finished(first.key, 0.01, False)
+    assert left.rest() == Rest(None, 1)
 
 
 def test_the_task_in_hand_goes_by_its_own_rate() -> None:
     todo = [task("mcq", baseline=None), task("mcq"), task("mcq", "other")]
     left = TimeLeft(todo)
     left.finished(todo[0].key, 100.0, True)
-    assert left.rest(todo[1], elapsed=10.0, share=0.0) == Rest(90.0 + 100.0, 0)
-    assert left.rest(todo[1], elapsed=150.0, share=0.0) == Rest(0.0 + 100.0, 0)
-    assert left.rest(todo[1], elapsed=10.0, share=0.25) == Rest(30.0 + 100.0, 0)
-    assert left.rest(todo[1], elapsed=10.0, share=1.0) == Rest(0.0 + 100.0, 0)
+    for elapsed, share, own in ((10.0, 0.0, 90.0), (150.0, 0.0, 0.0), (10.0, 0.25, 30.0), (10.0, 1.0, 0.0)):
+        assert left.rest(todo[1], elapsed, share) == Rest(own + 100.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +102,7 @@ def test_off_a_terminal_each_task_is_one_line(capsys: Any) -> None:
     ]
 
 
-def test_the_bar_shows_the_task_by_its_own_rate_and_the_matrix_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_bar_shows_the_task_by_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("kvbench.run.progress.time.monotonic", lambda: now[0])
     todo = (task("mcq", "cloze"), task("mcq", "cloze", None), task("storage"))

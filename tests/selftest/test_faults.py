@@ -66,7 +66,7 @@ def without_probes(measured: Measured) -> Measured:
 
 
 @pytest.mark.parametrize("name", slow(FAULTS, DEFAULT))
-def test_a_fault_is_caught_by_name_and_only_by_probes_where_it_is_silent(name: str, lenient: Path) -> None:
+def test_a_fault_is_caught_by_name_and_only_by_probes_where_it_is_silent(name, lenient):
     fault = FAULTS[name]
     if lacking := suite._lacking(fault.cell):  # the machine's lack alone
         pytest.skip(lacking)
@@ -84,7 +84,7 @@ def test_a_fault_is_caught_by_name_and_only_by_probes_where_it_is_silent(name: s
 
 
 @pytest.mark.parametrize("cell", slow(ON_CPU, ("int8_sym", "fp8_weights")))
-def test_a_run_without_a_fault_passes(cell: str, lenient: Path) -> None:
+def test_a_run_without_a_fault_passes(cell, lenient):
     run = suite.measured(cell, suite.CLEAN)
     assert suite.judged(run).exit_code == 0
     blind = without_probes(run)
@@ -93,7 +93,7 @@ def test_a_run_without_a_fault_passes(cell: str, lenient: Path) -> None:
 
 
 @pytest.mark.parametrize("name", slow(HOLES, ("source_read_wrongly",)))
-def test_a_known_hole_is_one(name: str) -> None:
+def test_a_known_hole_is_one(name):
     """One that is caught belongs in the table of faults."""
     found = suite.fault_run(name, HOLES[name])
     assert (found.status, found.exit_code) == (MISSED, 0), found.sentence
@@ -101,14 +101,14 @@ def test_a_known_hole_is_one(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", ["int8_sym", "fp8_weights"])
-def test_a_run_after_all_faults_still_passes(cell: str) -> None:
+def test_a_run_after_all_faults_still_passes(cell):
     assert suite.clean_run(cell).status == PASSED
 
 
 @pytest.mark.parametrize(
     "name", ["format_lost_request_to_decision", "baseline_run_quantized", "format_lost_decision_to_engine"]
 )
-def test_a_gate_that_allows_fallbacks_allows_no_other(name: str, tmp_path: Path) -> None:
+def test_a_gate_that_allows_fallbacks_allows_no_other(name, tmp_path):
     gate = tmp_path / "lenient.yaml"
     gate.write_text("allow_fallback: true\nchecks: [{metric: kv_bytes_difference, equals: 0}]\n")
     run = suite.measured_with(FAULTS[name])

@@ -108,24 +108,24 @@ ITL_KEPT, ITL_BROKEN = "metric: itl_ms, at_most: 11", "metric: itl_ms, at_most: 
 ALL = (RATIO_KEPT, RATIO_BROKEN, ITL_KEPT, ITL_BROKEN)
 
 
-def test_on_a_machine_that_holds_still_checks_are_what_they_are(judged: Any) -> None:
+def test_on_a_machine_that_holds_still_checks_are_what_they_are(judged):
     assert [o.status for o in judged(*ALL)] == [PASS, FAIL, PASS, FAIL]
 
 
-def test_a_hot_candidate_fails_nothing_and_the_cause_is_named(judged: Any) -> None:
+def test_a_hot_candidate_fails_nothing_and_the_cause_is_named(judged):
     found = judged(*ALL, slow="candidate")
     assert [o.status for o in found] == [PASS, INCONCLUSIVE, PASS, INCONCLUSIVE]
     said = "slowed down in 6 of 12 requests under hw thermal (candidate 6, baseline 0), SM 1980 -> 1350 MHz"
     assert all(said in o.sentence for o in found if o.status == INCONCLUSIVE)
 
 
-def test_a_hot_baseline_flatters_a_ratio(judged: Any) -> None:
+def test_a_hot_baseline_flatters_a_ratio(judged):
     found = judged(*ALL, slow="baseline")
     assert [o.status for o in found] == [INCONCLUSIVE, FAIL, PASS, FAIL]
     assert "(candidate 0, baseline 6)" in found[0].sentence
 
 
-def test_times_that_grow_from_request_to_request_are_none_of_a_steady_machine(judged: Any) -> None:
+def test_times_that_grow_from_request_to_request_are_none_of_a_steady_machine(judged):
     """Of 1.03 a request A B B A leaves nothing in the ratio; the last request keeps a limit that is far away."""
     near, far = "metric: itl_ms, at_most: 14", "metric: itl_ms, at_most: 100"
     found = judged(near, far, ITL_BROKEN, "metric: itl_ratio, at_most: 1.5", growth=1.03)

@@ -54,7 +54,7 @@ def raising(name: str, fault: Fault, before: dict[tuple[str, str], int]) -> None
         raise ZeroDivisionError
 
 
-def test_nothing_is_left_of_a_fault_whose_run_raises() -> None:
+def test_nothing_is_left_of_a_fault_whose_run_raises():
     assert all((TORCH.write, TORCH.gather))  # cached on first access
     before = patched()
     for name, fault in {**FAULTS, **HOLES}.items():
@@ -63,7 +63,7 @@ def test_nothing_is_left_of_a_fault_whose_run_raises() -> None:
         assert patched() == before, name
 
 
-def test_a_fault_that_nobody_catches_ends_in_exit_code_1() -> None:
+def test_a_fault_that_nobody_catches_ends_in_exit_code_1():
     lines: list[str] = []
     nothing = {"nothing": Fault("Nothing is broken.", nullcontext, "anything")}
     score = run_suite(nothing, say=lambda result: lines.append(result.line()))
@@ -72,21 +72,21 @@ def test_a_fault_that_nobody_catches_ends_in_exit_code_1() -> None:
     assert lines[1].endswith("every check passed")
 
 
-def test_a_fault_that_is_caught_under_another_name_counts_as_missed() -> None:
+def test_a_fault_that_is_caught_under_another_name_counts_as_missed():
     vague = {"vague": Fault("Scales are 0.", FAULTS["scale_zero"].inject, "the moon")}
     score = run_suite(vague)
     assert score.exit_code == 1
     assert "nothing says 'the moon'" in score.faults[0].sentence
 
 
-def test_nothing_counts_where_the_clean_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_counts_where_the_clean_run_fails(monkeypatch):
     monkeypatch.setattr(suite, "CLEAN", FAULTS["scale_zero"].inject)
     score = run_suite(FAULTS, ["metric_nan"])
     assert (score.clean[0].status, score.caught, score.exit_code) == (FAILED, 1, 1)
     assert "so nothing counts" in score.last_line()
 
 
-def test_only_skipped_faults_are_no_pass() -> None:
+def test_only_skipped_faults_are_no_pass():
     lacking = [name for name, fault in FAULTS.items() if suite._lacking(fault.cell)]
     if not lacking:
         pytest.skip("a GPU is here")
@@ -95,7 +95,7 @@ def test_only_skipped_faults_are_no_pass() -> None:
     assert "needs a CUDA device" in score.faults[0].line()
 
 
-def test_each_fault_is_written_down() -> None:
+def test_each_fault_is_written_down():
     for fault in (*FAULTS.values(), *HOLES.values()):
         assert fault.breaks.endswith(".")
         assert fault.cell in CELLS
@@ -107,7 +107,7 @@ def call(*words: str) -> Any:
     return CliRunner().invoke(app, ["selftest", *words])
 
 
-def test_the_command_has_a_line_a_fault_and_the_score() -> None:
+def test_the_command_has_a_line_a_fault_and_the_score():
     result = call("--fault", "scale_zero", "--fault", "metric_nan")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
@@ -117,7 +117,7 @@ def test_the_command_has_a_line_a_fault_and_the_score() -> None:
     assert lines[-1] == "caught 2 of 2"
 
 
-def test_json_is_one_object_on_stdout() -> None:
+def test_json_is_one_object_on_stdout():
     result = call("--fault", "metric_nan", "--json")
     answer = json.loads(result.stdout)
     assert (answer["caught"], answer["of"], answer["exit_code"], result.exit_code) == (1, 1, 0, 0)
@@ -125,7 +125,7 @@ def test_json_is_one_object_on_stdout() -> None:
     assert "metric_nan" in result.stderr
 
 
-def test_the_list_runs_nothing() -> None:
+def test_the_list_runs_nothing():
     result = call("--list")
     assert result.exit_code == 0
     assert [line.split()[1] for line in result.stdout.splitlines()] == [*FAULTS, *HOLES]
@@ -133,7 +133,7 @@ def test_the_list_runs_nothing() -> None:
     assert {row["kind"] for row in rows} == {"fault", "hole"}
 
 
-def test_an_unknown_fault_is_a_usage_error_with_the_accepted_ones() -> None:
+def test_an_unknown_fault_is_a_usage_error_with_the_accepted_ones():
     result = call("--fault", "scale_zer0")
     assert result.exit_code == 2
     assert "Fault 'scale_zer0' is unknown; choose from format_lost_matrix_to_cell" in result.stderr

@@ -13,29 +13,15 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 # The second name is Triton 3.6's.
 copy_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
-_INT8_SPLIT = gl.constexpr(
-    """{
-    .reg .b32 x, e, o, m;
-    xor.b32 x, $2, 0x80808080;
-    mov.b32 m, 0x64806480;
-    prmt.b32 e, x, 0x64646464, 0x4240;
-    prmt.b32 o, x, 0x64646464, 0x4341;
-    sub.f16x2 $0, e, m;
+_INT8_SPLIT = gl.constexpr("""{
+    .reg .b32 x, e, o, m; xor.b32 x, $2, 0x80808080; mov.b32 m, 0x64806480;
+    prmt.b32 e, x, 0x64646464, 0x4240; prmt.b32 o, x, 0x64646464, 0x4341; sub.f16x2 $0, e, m;
     sub.f16x2 $1, o, m;
-    }
-    """
-)
-_FP8_SPLIT = gl.constexpr(
-    """{
-    .reg .b32 x;
-    .reg .b16 e, o;
-    prmt.b32 x, $2, 0, 0x3120;
-    mov.b32 {e, o}, x;
-    cvt.rn.f16x2.e4m3x2 $0, e;
-    cvt.rn.f16x2.e4m3x2 $1, o;
-    }
-    """
-)
+}""")
+_FP8_SPLIT = gl.constexpr("""{
+    .reg .b32 x; .reg .b16 e, o; prmt.b32 x, $2, 0, 0x3120; mov.b32 {e, o}, x;
+    cvt.rn.f16x2.e4m3x2 $0, e; cvt.rn.f16x2.e4m3x2 $1, o;
+}""")
 
 
 # fmt: off

@@ -56,9 +56,10 @@ def _w8a16(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Ten
 
 
 def _w8a8(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    from kvbench_kernels.gemm.w8a8 import fp8_linear_w8a8
+    from kvbench_kernels.gemm.activation import quantize_activation
+    from kvbench_kernels.gemm.w8a8 import w8a8
 
-    return fp8_linear_w8a8(x, codes, scales, bias)
+    return w8a8(*quantize_activation(x), codes, scales, bias, x.dtype)
 
 
 def _hopper(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Literal, TypeVar
 
 from kvbench_kernels.support import Accepted, Rejected, supports_product
 
@@ -47,39 +49,35 @@ def supports_skinny(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:
 # H200, torch 2.11.0, triton 3.6.0, 2026-11-29.
 MEASURED: dict[tuple[int, int, int], Tiling] = {
     (1, 6144, 4096): Tiling("vector", 4, 1024, stages=3),  # 14.4 us, cuBLAS 29.2
-    (2, 6144, 4096): Tiling("dot", 16, 256, warps=1, stages=4),  # 15.1 us, cuBLAS 28.8
-    (4, 6144, 4096): Tiling("dot", 16, 256, warps=1, stages=4),  # 15.2 us, cuBLAS 29.0
-    (8, 6144, 4096): Tiling("dot", 16, 256, warps=1, stages=4),  # 15.4 us, cuBLAS 29.2
+    (8, 6144, 4096): Tiling("dot", 16, 256, warps=1, stages=4),  # 15.1-15.4 us, cuBLAS 28.8-29.2
     (16, 6144, 4096): Tiling("dot", 32, 256, warps=2, stages=4),  # 15.8 us, cuBLAS 29.9
     (1, 24576, 4096): Tiling("vector", 8, 1024, stages=3),  # 48.8 us, cuBLAS 56.1
-    (2, 24576, 4096): Tiling("dot", 32, 128, warps=2, stages=4),  # 48.9 us, cuBLAS 54.8
-    (4, 24576, 4096): Tiling("dot", 32, 128, warps=2, stages=4),  # 48.9 us, cuBLAS 55.2
-    (8, 24576, 4096): Tiling("dot", 32, 128, warps=2, stages=4),  # 49.2 us, cuBLAS 55.4
-    (16, 24576, 4096): Tiling("dot", 32, 128, warps=2, stages=4),  # 49.4 us, cuBLAS 55.6
+    (16, 24576, 4096): Tiling("dot", 32, 128, warps=2, stages=4),  # 48.9-49.4 us, cuBLAS 54.8-55.6
     (1, 4096, 4096): Tiling("vector", 8, 512, stages=4),  # 10.6 us, cuBLAS 13.5
-    (2, 4096, 4096): Tiling("dot", 64, 128, splits=2, stages=4, swap=True),  # 11.1 us, cuBLAS 13.3
-    (4, 4096, 4096): Tiling("dot", 64, 128, splits=2, stages=4, swap=True),  # 11.2 us, cuBLAS 13.3
-    (8, 4096, 4096): Tiling("dot", 64, 128, splits=2, stages=4, swap=True),  # 11.2 us, cuBLAS 13.3
-    (16, 4096, 4096): Tiling("dot", 64, 128, splits=2, stages=4, swap=True),  # 11.3 us, cuBLAS 13.5
+    (16, 4096, 4096): Tiling("dot", 64, 128, splits=2, stages=4, swap=True),  # 11.1-11.3 us, cuBLAS 13.3-13.5
     (1, 4096, 12288): Tiling("vector", 8, 512, stages=4),  # 25.2 us, cuBLAS 30.2
     (2, 4096, 12288): Tiling("dot", 64, 128, splits=2, stages=6, swap=True),  # 26.4 us, cuBLAS 30.0
-    (4, 4096, 12288): Tiling("dot", 16, 512, warps=2, stages=3),  # 26.7 us, cuBLAS 30.2
-    (8, 4096, 12288): Tiling("dot", 16, 512, warps=2, stages=3),  # 26.7 us, cuBLAS 30.6
+    (8, 4096, 12288): Tiling("dot", 16, 512, warps=2, stages=3),  # 26.7, 26.7 us, cuBLAS 30.2, 30.6
     (16, 4096, 12288): Tiling("dot", 64, 128, splits=2, stages=6, swap=True),  # 27.2 us, cuBLAS 28.9
     (1, 151936, 4096): Tiling("vector", 4, 1024, stages=4),  # 281.0 us, cuBLAS 288.7
-    (2, 151936, 4096): Tiling("dot", 64, 128, stages=4, swap=True),  # 274.9 us, cuBLAS 286.1
-    (4, 151936, 4096): Tiling("dot", 64, 128, stages=4, swap=True),  # 277.1 us, cuBLAS 288.0
-    (8, 151936, 4096): Tiling("dot", 128, 128, stages=3),  # 278.2 us, cuBLAS 289.3
-    (16, 151936, 4096): Tiling("dot", 128, 128, stages=3),  # 281.0 us, cuBLAS 293.3
+    (4, 151936, 4096): Tiling("dot", 64, 128, stages=4, swap=True),  # 274.9, 277.1 us, cuBLAS 286.1, 288.0
+    (16, 151936, 4096): Tiling("dot", 128, 128, stages=3),  # 278.2, 281.0 us, cuBLAS 289.3, 293.3
 }
-_M_MEASURED = (1, 2, 4, 8, 16)
 
 
+T = TypeVar("T")
+
+
+def measured(table: Mapping[tuple[int, int, int], T], m: int, n: int, k: int) -> T | None:
+    """The first tiling of the table for at least m rows of x and a weight [n, k]."""
+    return next((t for (rows, *shape), t in table.items() if m <= rows and shape == [n, k]), None)
+
+
+@cache
 def config(m: int, n: int, k: int) -> Tiling:
     """The tiling for x [m, k] and n rows of weights (the sum over all weights of the launch)."""
-    rows = next((top for top in _M_MEASURED if m <= top), M_MAX)
-    if measured := MEASURED.get((rows, n, k)):
-        return measured
+    if found := measured(MEASURED, m, n, k):
+        return found
     if m <= VECTOR_M_MAX:
         return Tiling("vector", 4, 1024) if m <= 1 else Tiling("vector", 4, 512, warps=2)
     block_n = 64 if n >= 64 else 16

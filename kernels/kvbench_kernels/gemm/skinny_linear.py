@@ -1,6 +1,6 @@
 """Linear layers with few rows: y[M, N] = x[M, K] @ w[N, K]^T + bias[N], M <= 16, at the speed of reading w.
 
-Both kernels accumulate in FP32 in a fixed order, so results are the same bits on every call:
+Torch twin: F.linear. Both kernels accumulate in FP32 in a fixed order: the same bits on every call.
 
 - `skinny_linear_vector` (M <= 4): the weights go to registers in 16-byte loads and are multiplied there.
 - `skinny_linear_dot` (M <= 16): x is padded to 16 rows and the tensor cores multiply.
@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -37,13 +36,6 @@ def skinny_linear(x: Tensor, w: Tensor, bias: Tensor | None = None, tiling: Tili
     device must be on one stream at a time (they share their tickets).
     """
     return skinny_linear_many(x, (w,), None if bias is None else (bias,), tiling)[0]
-
-
-def skinny_linear_torch(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, tiling: Tiling | None = None
-) -> Tensor:
-    """Torch twin of `skinny_linear`."""
-    return F.linear(x, w, bias)
 
 
 def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None) -> None:

@@ -97,33 +97,16 @@ def w8a16(
 # subnormal codes too). 0x7F would become 480; the last two steps make it NaN: times 1.07 * 2^119 only 480
 # overflows, and infinity times zero is NaN, while all else adds nothing.
 _E4M3_TO_BF16 = tl.constexpr("""{
-    .reg .b32 a, b, c, d, z;
-    prmt.b32 a, $2, 0, 0x1404;
-    prmt.b32 b, $2, 0, 0x3424;
-    shr.u32 c, a, 4;
-    shr.u32 d, b, 4;
-    and.b32 c, c, 0x07F007F0;
-    and.b32 d, d, 0x07F007F0;
-    lop3.b32 a, a, 0x80008000, c, 0xEA;
-    lop3.b32 b, b, 0x80008000, d, 0xEA;
-    mov.b32 c, 0x7B807B80;
-    mul.rn.bf16x2 a, a, c;
-    mul.rn.bf16x2 b, b, c;
-    mov.b32 d, 0x7B097B09;
-    mul.rn.bf16x2 c, a, d;
-    mul.rn.bf16x2 d, b, d;
-    mov.b32 z, 0;
-    fma.rn.bf16x2 $0, c, z, a;
-    fma.rn.bf16x2 $1, d, z, b;
+    .reg .b32 a, b, c, d, z; prmt.b32 a, $2, 0, 0x1404; prmt.b32 b, $2, 0, 0x3424; shr.u32 c, a, 4;
+    shr.u32 d, b, 4; and.b32 c, c, 0x07F007F0; and.b32 d, d, 0x07F007F0;
+    lop3.b32 a, a, 0x80008000, c, 0xEA; lop3.b32 b, b, 0x80008000, d, 0xEA; mov.b32 c, 0x7B807B80;
+    mul.rn.bf16x2 a, a, c; mul.rn.bf16x2 b, b, c; mov.b32 d, 0x7B097B09; mul.rn.bf16x2 c, a, d;
+    mul.rn.bf16x2 d, b, d; mov.b32 z, 0; fma.rn.bf16x2 $0, c, z, a; fma.rn.bf16x2 $1, d, z, b;
 }""")
 
 # Two float16 to two bfloat16 over float32; exact for values of E4M3 codes.
 _FLOAT16_TO_BF16 = tl.constexpr("""{
-    .reg .b16 h0, h1;
-    .reg .f32 f0, f1;
-    mov.b32 {h0, h1}, $1;
-    cvt.f32.f16 f0, h0;
-    cvt.f32.f16 f1, h1;
+    .reg .b16 h0, h1; .reg .f32 f0, f1; mov.b32 {h0, h1}, $1; cvt.f32.f16 f0, h0; cvt.f32.f16 f1, h1;
     cvt.rn.bf16x2.f32 $0, f1, f0;
 }""")
 

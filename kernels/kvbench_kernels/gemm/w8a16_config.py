@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kvbench_kernels.gemm.skinny_config import DTYPES, VECTOR_M_MAX, Tiling
+from functools import cache
+
+from kvbench_kernels.gemm.skinny_config import DTYPES, VECTOR_M_MAX, Tiling, measured
 from kvbench_kernels.support import Accepted, Rejected, supports_product
 
 M_MAX = 128
@@ -19,24 +21,16 @@ def supports_w8a16(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:
 # H200, torch 2.11.0, triton 3.6.0, 2026-11-29.
 MEASURED: dict[tuple[int, int, int], Tiling] = {
     (1, 24576, 4096): Tiling("vector", 16, 512, stages=4),  # 26.2 us, cuBLAS 48.0
-    (2, 24576, 4096): Tiling("dot", 64, 128, stages=4),  # 27.0 us, cuBLAS 48.0
-    (4, 24576, 4096): Tiling("dot", 64, 128, stages=4),  # 27.0 us, cuBLAS 48.1
-    (8, 24576, 4096): Tiling("dot", 64, 128, stages=4),  # 27.2 us, cuBLAS 53.5
-    (16, 24576, 4096): Tiling("dot", 64, 128, stages=4),  # 27.4 us, cuBLAS 48.7
-    (32, 24576, 4096): Tiling("dot", 64, 128, stages=3, swap=True),  # 32.3 us, cuBLAS 49.5
-    (64, 24576, 4096): Tiling("dot", 64, 128, stages=3, swap=True),  # 39.0 us, cuBLAS 50.5
+    (16, 24576, 4096): Tiling("dot", 64, 128, stages=4),  # 27.0-27.4 us, cuBLAS 48.0-53.5
+    (64, 24576, 4096): Tiling("dot", 64, 128, stages=3, swap=True),  # 32.3, 39.0 us, cuBLAS 49.5, 50.5
     (1, 6144, 4096): Tiling("vector", 16, 512, stages=4),  # 8.6 us, cuBLAS 16.5
     (2, 6144, 4096): Tiling("vector", 16, 512, stages=3),  # 9.8 us, cuBLAS 16.3
-    (4, 6144, 4096): Tiling("dot", 32, 128, splits=4, warps=2, stages=4),  # 10.4 us, cuBLAS 16.0
-    (8, 6144, 4096): Tiling("dot", 32, 128, splits=4, warps=2, stages=4),  # 10.3 us, cuBLAS 15.6
-    (16, 6144, 4096): Tiling("dot", 32, 128, splits=4, warps=2, stages=4),  # 10.5 us, cuBLAS 15.9
-    (32, 6144, 4096): Tiling("dot", 64, 128, splits=4, stages=3, swap=True),  # 12.5 us, cuBLAS 16.1
-    (64, 6144, 4096): Tiling("dot", 64, 128, splits=4, stages=3, swap=True),  # 17.4 us, cuBLAS 16.3
+    (16, 6144, 4096): Tiling("dot", 32, 128, splits=4, warps=2, stages=4),  # 10.3-10.5 us, cuBLAS 15.6-16.0
+    (64, 6144, 4096): Tiling("dot", 64, 128, splits=4, stages=3, swap=True),  # 12.5-17.4 us, cuBLAS 16.1-16.3
     (1, 4096, 12288): Tiling("vector", 8, 512, warps=2, stages=4),  # 14.3 us, cuBLAS 30.3
     (2, 4096, 12288): Tiling("vector", 8, 1024, stages=3),  # 15.8 us, cuBLAS 30.3
-    (4, 4096, 12288): Tiling("dot", 64, 128, splits=4, warps=2, stages=6, swap=True),  # 16.3 us, cuBLAS 30.3
-    (8, 4096, 12288): Tiling("dot", 64, 128, splits=4, warps=2, stages=6, swap=True),  # 16.6 us, cuBLAS 30.3
-    (16, 4096, 12288): Tiling("dot", 64, 128, splits=4, warps=2, stages=6, swap=True),  # 17.0 us, cuBLAS 28.6
+    # 16.3-17.0 us, cuBLAS 28.6-30.3:
+    (16, 4096, 12288): Tiling("dot", 64, 128, splits=4, warps=2, stages=6, swap=True),
     (32, 4096, 12288): Tiling("dot", 64, 128, splits=8, warps=2, stages=4, swap=True),  # 21.5 us, cuBLAS 29.6
     (64, 4096, 12288): Tiling("dot", 64, 128, splits=4, stages=3, swap=True),  # 26.6 us, cuBLAS 31.7
     (1, 4096, 4096): Tiling("vector", 8, 512, warps=2, stages=4),  # 6.6 us, cuBLAS 13.4
@@ -47,14 +41,13 @@ MEASURED: dict[tuple[int, int, int], Tiling] = {
     (32, 4096, 4096): Tiling("dot", 64, 128, splits=4, stages=3, swap=True),  # 10.4 us, cuBLAS 13.7
     (64, 4096, 4096): Tiling("dot", 64, 256, splits=2, stages=3, swap=True),  # 12.8 us, cuBLAS 11.9
 }
-M_MEASURED = (1, 2, 4, 8, 16, 32, 64)
 
 
+@cache
 def config(m: int, n: int, k: int) -> Tiling:
     """The tiling for x [m, k] and codes [n, k]."""
-    rows = next((top for top in M_MEASURED if m <= top), M_MAX)
-    if measured := MEASURED.get((rows, n, k)):
-        return measured
+    if found := measured(MEASURED, m, n, k):
+        return found
     if m <= 2:
         return Tiling("vector", 8, 1024 if k >= 1024 else 256, stages=3)
     if n < 64:

@@ -18,7 +18,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kvbench_kernels.checks import expect, expect_columns
 from kvbench_kernels.gemm import blockwise
-from kvbench_kernels.gemm.activation import quantize_activation
 from kvbench_kernels.gemm.blockwise import BLOCK, SCALE_DTYPES
 from kvbench_kernels.gemm.w8a8_config import BLOCKS_M, BLOCKS_N, Tiling, config
 from kvbench_kernels.kv.convert import INTERPRET, decode_e4m3, narrow, widen
@@ -28,16 +27,6 @@ from kvbench_kernels.splitk import has_pdl, is_last, multiprocessors, shared_til
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def fp8_linear_w8a8(
-    x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None, tiling: Tiling | None = None
-) -> Tensor:
-    """x [M, K] float, codes [N, K], scales [ceil(N/128), ceil(K/128)] -> [M, N] in x's dtype: two launches.
-
-    x is quantized first. Torch twin: `fp8_linear_w8a8_torch`.
-    """
-    return w8a8(*quantize_activation(x), codes, scales, bias, x.dtype, tiling)
-
-
 def w8a8_torch(
     x: Tensor, scales_x: Tensor, w: Tensor, scales_w: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
@@ -45,11 +34,6 @@ def w8a8_torch(
     y = blockwise.dequantize_activation(x, scales_x) @ blockwise.dequantize_blocks(w, scales_w).t()
     launched("fp8_matmul_w8a8_torch")
     return (y if bias is None else y + bias.float()).to(out_dtype)
-
-
-def fp8_linear_w8a8_torch(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Torch twin of `fp8_linear_w8a8`."""
-    return w8a8_torch(*blockwise.quantize_activation_torch(x), codes, scales, bias, x.dtype)
 
 
 def _integers(codes: Tensor) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
+from kvbench_kernels.gemm.skinny_config import measured
 from kvbench_kernels.support import Accepted, Rejected, supports_product
 
 DTYPES = ("bfloat16", "float16")
@@ -51,8 +53,7 @@ def supports_w8a8(m: int, n: int, k: int, dtype: str) -> Accepted | Rejected:
 # quantization and cuBLAS in bfloat16. H200, torch 2.11.0, triton 3.6.0, 2026-11-29.
 MEASURED: dict[tuple[int, int, int], Tiling] = {
     (32, 4096, 4096): Tiling(32, 64, splits=4, swap=True),  # 10.6 us, cuBLAS 13.8
-    (64, 4096, 4096): Tiling(64, 64, splits=2, stages=6),  # 11.5 us, cuBLAS 11.8
-    (128, 4096, 4096): Tiling(64, 64, splits=2, stages=6),  # 13.4 us, cuBLAS 13.7
+    (128, 4096, 4096): Tiling(64, 64, splits=2, stages=6),  # 11.5, 13.4 us, cuBLAS 11.8, 13.7
     (256, 4096, 4096): Tiling(128, 64, splits=2),  # 19.1 us, cuBLAS 18.3
     (512, 4096, 4096): Tiling(128, 128, warps=8, stages=6, ctas=1),  # 24.9 us, cuBLAS 24.3
     (1024, 4096, 4096): Tiling(128, 256, warps=8, ctas=1),  # 43.0 us, cuBLAS 44.7
@@ -68,26 +69,23 @@ MEASURED: dict[tuple[int, int, int], Tiling] = {
     (64, 6144, 4096): Tiling(64, 64, splits=2, stages=6),  # 14.4 us, cuBLAS 16.4
     (128, 6144, 4096): Tiling(64, 64, stages=5, swap=True),  # 17.4 us, cuBLAS 16.9
     (256, 6144, 4096): Tiling(64, 64),  # 23.1 us, cuBLAS 22.0
-    (512, 6144, 4096): Tiling(128, 64, stages=3, swap=True),  # 31.7 us, cuBLAS 36.1
-    (1024, 6144, 4096): Tiling(128, 64, stages=3, swap=True),  # 60.5 us, cuBLAS 68.5
+    (1024, 6144, 4096): Tiling(128, 64, stages=3, swap=True),  # 31.7, 60.5 us, cuBLAS 36.1, 68.5
     (4096, 6144, 4096): Tiling(128, 256, warps=8, group=16, ctas=1),  # 233.6 us, cuBLAS 260.3
     (32, 24576, 4096): Tiling(32, 64, swap=True),  # 29.4 us, cuBLAS 50.1
     (64, 24576, 4096): Tiling(64, 64, swap=True),  # 30.3 us, cuBLAS 51.2
     (128, 24576, 4096): Tiling(64, 128, stages=3),  # 34.5 us, cuBLAS 54.3
-    (256, 24576, 4096): Tiling(128, 64, stages=3, swap=True),  # 59.5 us, cuBLAS 72.4
-    (512, 24576, 4096): Tiling(128, 64, stages=3, swap=True),  # 113.0 us, cuBLAS 134.8
+    (512, 24576, 4096): Tiling(128, 64, stages=3, swap=True),  # 59.5, 113.0 us, cuBLAS 72.4, 134.8
     (1024, 24576, 4096): Tiling(128, 256, warps=8, ctas=1),  # 219.3 us, cuBLAS 264.1
     (4096, 24576, 4096): Tiling(128, 256, warps=8, group=16, ctas=1),  # 948.4 us, cuBLAS 1058.8
 }
-M_MEASURED = (32, 64, 128, 256, 512, 1024, 4096)
 
 
+@cache
 def config(m: int, n: int, k: int) -> Tiling:
     """The tiling for x [m, k] and a weight [n, k]: a measured one, or the largest with two CTAs for each of
     an H200's 132 multiprocessors."""
-    rows = next((top for top in M_MEASURED if m <= top), M_MEASURED[-1])
-    if measured := MEASURED.get((rows, n, k)):
-        return measured
+    if found := measured(MEASURED, min(m, 4096), n, k):
+        return found
 
     def splits(tiles: int) -> int:
         """About two CTAs a multiprocessor, each with at least four steps along K."""

@@ -1,5 +1,4 @@
-"""What the reference engine declares: every level of evidence, taken by `kvbench.evidence` from its live
-tensors."""
+"""What the reference engine declares: every level of evidence, examined by `kvbench.evidence`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Loads a model for the engine: weights from safetensors or GGUF, or seeded random ones from a config.
 
-Weights are native, or FP8 with block scales: stored so by the checkpoint, or quantized here once loaded.
-
-Never pickled weights; remote code only when the cell says `trust_remote_code: true`; the network only for a
-hub id or an alias that the matrix names.
+Weights are native, or FP8 with block scales: stored in the checkpoint, or quantized here after loading.
+Pickled weights are never loaded, and remote code only with `trust_remote_code: true`. Only a hub id or an
+alias uses the network.
 """
 
 from __future__ import annotations
@@ -23,33 +22,26 @@ from kvbench.engines.reference.binding import Binding, bind
 from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
 from kvbench.engines.reference.compiled import CompiledLayers
 from kvbench.engines.reference.kv.layer import dtype_name
+from kvbench.engines.reference.weights import tensor_files
 from kvbench.engines.reference.weights.blocks import CHECKPOINT, WeightFacts, native_checksums
 from kvbench.engines.reference.weights.fp8_checkpoint import load_fp8
 from kvbench.engines.reference.weights.fp8_linear import join_siblings
 from kvbench.engines.reference.weights.linear import replace_linears
-from kvbench.engines.reference.weights.native_checkpoint import check_plain, check_unread, unread_cache_scales
 from kvbench.engines.reference.weights.prepare import prepared
 from kvbench.engines.reference.weights.quantize_model import quantize_model
-from kvbench.engines.reference.weights.tensor_files import TensorFiles, check_finite
+from kvbench.engines.reference.weights.tensor_files import TensorFiles
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.formats.checkpoint_scales import FETCH_AGAIN, Stored, of_cache, stored_scales
 from kvbench.formats.fp8_checkpoint import Fp8Config, fp8_config, not_native
 from kvbench.formats.scales import from_checkpoint
 from kvbench.matrix.resolve import Request, resolve
+from kvbench.models import source as sources
 from kvbench.models.attention_facts import LayerFacts, ModelFacts, facts_from_config
 from kvbench.models.catalog import ALIASES, CONFIGS
 from kvbench.models.download import cached_file, fetch
-from kvbench.models.source import (
-    RANDOM_SEED,
-    check_folder_weights,
-    checkpoint_files,
-    fingerprint,
-    folder_config,
-    kind_of,
-    uses_random_weights,
-    weight_files,
-)
+from kvbench.models.source import folder_config, kind_of
 
+Spec = Mapping[str, Any]  # of a cell
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -57,10 +49,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class LoadedModel:
     """A transformers decoder in inference mode, bound to our attention, and what is known of it.
 
-    facts: from its config, confirmed by what its modules did in one forward. binding: where an engine puts
-    its step. sha: `kvbench.models.source.fingerprint` of the cell. random: seeded random weights, no quality
-    may be measured. weights: the format that they were loaded in. files: its safetensors files; () where
-    there are none."""
+    facts: from its config, confirmed by one forward. binding: where an engine puts its step. sha:
+    `kvbench.models.source.fingerprint` of the cell. random: seeded random weights, which have no quality.
+    files: its safetensors files."""
 
     model: nn.Module
     tokenizer: Any
@@ -76,19 +67,18 @@ class LoadedModel:
 
     @functools.cached_property
     def cache_scales(self) -> Stored:
-        """The KV scales that its files hold, read when first asked for. Raises Refused for one that is
-        none."""
+        """The KV scales in its files. Raises Refused for a value that is no scale."""
         return stored_scales(self.files, len(self.layers))
 
     def warnings(self, scale: Any = None) -> tuple[str, ...]:
         """Sentences on what a cell with this `scale` leaves unread, and on the weights."""
         read = self.cache_scales.values() if from_checkpoint(scale) else ()
         unread = set(self.weights.cache_scales).difference(*(held.tensors for held in read))
-        return (*unread_cache_scales(unread, len(self.layers)), *self.weights.warnings)
+        return (*tensor_files.unread_cache_scales(unread, len(self.layers)), *self.weights.warnings)
 
     @functools.cached_property
     def compiled(self) -> CompiledLayers:
-        """The decoder layers in their compiled forms, made when first asked for."""
+        """The decoder layers in their compiled forms."""
         return CompiledLayers(self.model)
 
     @property
@@ -104,26 +94,22 @@ class LoadedModel:
         return dtype_name(self.dtype)
 
 
-def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
-    """Loads the cell's `model` (keys model, model_weights, model_revision, trust_remote_code) to `device` as
-    `dtype`.
+def load_model(spec: Spec, device: str, dtype: str) -> LoadedModel:
+    """The cell's model on `device` ("cpu" or "cuda"), by the spec's keys of the model and `weights`.
 
-    weights, a key of the spec: native, or fp8_block128, as which a native checkpoint is quantized here.
-    device: "cpu" or "cuda"; dtype: a name of `DTYPES`, of all that is not quantized. Raises UsageError for a
-    name, folder or file that cannot be used, KvbenchError when fetching or loading fails, Refused when the
-    engine would have to drop something it needs."""
+    dtype: a name of `DTYPES`, for the weights that are not quantized. Raises UsageError for a name, folder or
+    file that cannot be used, KvbenchError when fetching or loading fails, Refused when the engine would have
+    to drop something that the model needs."""
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}.")
     name, started = str(spec["model"]), time.perf_counter()
-    random = uses_random_weights(spec)
+    random, where = sources.uses_random_weights(spec), torch.device(device)
     load = _load_random if random else _load_checkpoint
-    where = torch.device(device)
     model, tokenizer, weights = load(spec, kind_of(name), where, DTYPES[dtype])
     model.eval().requires_grad_(False)
     if spec.get("weights", "native") == "fp8_block128" and weights.source != CHECKPOINT:
-        weights = replace(
-            quantize_model(model, name), warnings=weights.warnings, cache_scales=weights.cache_scales
-        )
+        made = quantize_model(model, name)
+        weights = replace(made, warnings=weights.warnings, cache_scales=weights.cache_scales)
     elif weights.source == CHECKPOINT:
         weights = replace(weights, native=native_checksums(model, weights.modules))
     join_siblings(model)
@@ -133,23 +119,21 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
     weights = replace(weights, load_seconds=time.perf_counter() - started)
     facts = facts_from_config(model.config.to_dict())
     resolve(Request("native", "native", "torch", "refuse"), facts)  # refuses what cannot even run natively
-    binding = bind(model, facts, where)
-    return LoadedModel(
-        model, tokenizer, facts, binding, name, fingerprint(spec), where, DTYPES[dtype], random, weights,
-        tuple(checkpoint_files(spec)),
-    )  # fmt: skip
+    known = facts, bind(model, facts, where), name, sources.fingerprint(spec)
+    files = tuple(sources.checkpoint_files(spec))
+    return LoadedModel(model, tokenizer, *known, where, DTYPES[dtype], random, weights, files)
 
 
 def _load_checkpoint(
-    spec: Mapping[str, Any], kind: str, device: torch.device, dtype: torch.dtype
+    spec: Spec, kind: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, Any, WeightFacts]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     name = str(spec["model"])
     source, options = _source(spec, kind)
     if kind != "hub":
-        check_folder_weights(Path(source))
-        weight_files(Path(source))  # transformers does not name a broken index
+        sources.check_folder_weights(Path(source))
+        sources.weight_files(Path(source))  # transformers does not name a broken index
         fp8_config(folder_config(Path(source)), name)  # nor a quantization_config that is not a mapping
     try:
         config = AutoConfig.from_pretrained(source, **options)
@@ -165,15 +149,13 @@ def _load_checkpoint(
                 source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
             )
             if folder := _folder(spec, kind, source):
-                check_plain(name, folder, model)
+                tensor_files.check_plain(name, folder, model)
             _check_complete(name, info)
             unread = [str(key) for key in info.get("unexpected_keys") or ()]
-            warnings = check_unread(name, unread)
-            check_finite(name, model.state_dict().items())
-            model, weights = (
-                model.to(device),
-                WeightFacts(warnings=warnings, cache_scales=tuple(filter(of_cache, unread))),
-            )
+            scales = tuple(filter(of_cache, unread))
+            weights = WeightFacts(warnings=tensor_files.check_unread(name, unread), cache_scales=scales)
+            tensor_files.check_finite(name, model.state_dict().items())
+            model = model.to(device)
     except load_faults() as e:
         raise KvbenchError(_load_sentence(name, kind, e)) from e
     _check_tokenizer(name, tokenizer)
@@ -181,51 +163,36 @@ def _load_checkpoint(
 
 
 def _load_fp8(
-    spec: Mapping[str, Any], kind: str, config: Any, fp8: Fp8Config, device: torch.device, dtype: torch.dtype
+    spec: Spec, kind: str, config: Any, fp8: Fp8Config, device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, WeightFacts]:
-    """A checkpoint that is FP8 already, in the cell that asks for it."""
-    name = str(spec["model"])
-    if spec.get("weights", "native") != "fp8_block128":
-        raise not_native(name)
-    remote = bool(spec.get("trust_remote_code"))
-    folder = _snapshot(spec) if kind == "hub" else Path(name).expanduser()
-    loaded = load_fp8(name, folder, config, fp8, device, dtype, remote)
-    with TensorFiles(folder) as files:
-        stored = tuple(key.removesuffix(".weight") for key in files.fp8())
-    return loaded.model, WeightFacts(
-        "fp8_block128",
-        CHECKPOINT,
-        loaded.converted,
-        loaded.warnings,
-        loaded.cache_scales,
-        stored,
-        loaded.scale_dtypes,
-        loaded.samples,
-        loaded.checksums,
-    )
-
-
-def _snapshot(spec: Mapping[str, Any]) -> Path:
-    """The local folder of a hub model, downloaded if needed: safetensors only, never pickles."""
+    """An FP8 checkpoint, for a cell with FP8 weights; a hub model is downloaded (never pickles)."""
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.safetensors", "*.json", *(["*.py"] if spec.get("trust_remote_code") else [])]
-    revision = spec.get("model_revision") or "main"
-    folder = snapshot_download(
-        str(spec["model"]), revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]
-    )
-    return Path(folder)
+    name, remote = str(spec["model"]), bool(spec.get("trust_remote_code"))
+    if spec.get("weights", "native") != "fp8_block128":
+        raise not_native(name)
+    folder = Path(name).expanduser()
+    if kind == "hub":
+        patterns = ["*.safetensors", "*.json", *(["*.py"] if remote else [])]
+        wanted = {"allow_patterns": patterns, "ignore_patterns": ["*/*"]}
+        folder = Path(snapshot_download(name, revision=spec.get("model_revision") or "main", **wanted))
+    got = load_fp8(name, folder, config, fp8, device, dtype, remote)
+    with TensorFiles(folder) as files:
+        stored = tuple(key.removesuffix(".weight") for key in files.fp8())
+    facts = WeightFacts("fp8_block128", CHECKPOINT, got.converted, got.warnings, got.cache_scales, stored)
+    facts = replace(facts, scale_dtypes=got.scale_dtypes, samples=got.samples, checksums=got.checksums)
+    return got.model, facts
 
 
-def _folder(spec: Mapping[str, Any], kind: str, source: str) -> Path | None:
-    """Where the files are that were just loaded; None where the hub cache is switched off."""
+def _folder(spec: Spec, kind: str, source: str) -> Path | None:
+    """The folder of the loaded files; None where the hub cache is switched off."""
     if kind != "hub":
         return Path(source)
     cached = cached_file(str(spec["model"]), spec.get("model_revision"), "config.json")
     return cached.parent if cached else None
 
 
-def _source(spec: Mapping[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
+def _source(spec: Spec, kind: str) -> tuple[str, dict[str, Any]]:
     """(what from_pretrained is given, its options)."""
     name = str(spec["model"])
     options: dict[str, Any] = {"trust_remote_code": bool(spec.get("trust_remote_code"))}
@@ -241,7 +208,7 @@ def _source(spec: Mapping[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
 
 
 def _check_complete(name: str, info: Mapping[str, Any]) -> None:
-    """transformers draws a missing tensor at random and goes on; here it is an error that names it."""
+    """KvbenchError for a missing tensor, which transformers would fill with random numbers."""
     for what in ("missing_keys", "mismatched_keys"):
         keys = sorted(str(key) for key in info.get(what) or ())
         if keys:
@@ -253,7 +220,7 @@ def _check_complete(name: str, info: Mapping[str, Any]) -> None:
 
 
 def _check_tokenizer(name: str, tokenizer: Any) -> None:
-    """A tokenizer of another class than its files were made for can lose all text without an error."""
+    """KvbenchError for a tokenizer of the wrong class, which can lose text without an error."""
     probe = "The cat, 12 dogs."
     back = tokenizer.decode(tokenizer(probe, add_special_tokens=False)["input_ids"], skip_special_tokens=True)
     if "".join(back.casefold().split()) != "".join(probe.casefold().split()):
@@ -264,7 +231,7 @@ def _check_tokenizer(name: str, tokenizer: Any) -> None:
 
 
 def load_faults() -> tuple[type[Exception], ...]:
-    """What transformers raises for unusable files and configs; a size of 0 is a ZeroDivisionError."""
+    """What transformers raises for unusable files and configs (ZeroDivisionError: a size of 0)."""
     from huggingface_hub.errors import StrictDataclassError
 
     of_files = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
@@ -287,10 +254,9 @@ def _load_sentence(name: str, kind: str, error: Exception) -> str:
 
 
 def _load_random(
-    spec: Mapping[str, Any], kind: str, device: torch.device, dtype: torch.dtype
+    spec: Spec, kind: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, Any, WeightFacts]:
-    """Weights from a fixed seed; the same numbers on every run of the same device and dtype. Biases, which
-    models start at zero, are drawn too: a code path that drops one must change the output."""
+    """Weights from a fixed seed. Biases are drawn too, so that dropping one changes the output."""
     from transformers import AutoModelForCausalLM
 
     config, tokenizer = _random_config(spec, kind)
@@ -301,7 +267,7 @@ def _load_random(
         )
     devices = [torch.cuda.current_device()] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(device):
-        torch.manual_seed(RANDOM_SEED)
+        torch.manual_seed(sources.RANDOM_SEED)
         try:
             model = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, trust_remote_code=bool(spec.get("trust_remote_code"))
@@ -315,15 +281,14 @@ def _load_random(
     return model, tokenizer, WeightFacts()
 
 
-def _random_config(spec: Mapping[str, Any], kind: str) -> tuple[Any, Any]:
-    """(config, tokenizer). Without tokenizer files, bytes serve: random weights know no language anyway."""
+def _random_config(spec: Spec, kind: str) -> tuple[Any, Any]:
+    """(config, tokenizer); the byte tokenizer where there are no tokenizer files."""
     from transformers import AutoConfig, AutoTokenizer
 
     name = str(spec["model"])
     if kind in ("config", "alias"):
-        return AutoConfig.for_model(
-            **(CONFIGS[name] if kind == "config" else ALIASES[name].config)
-        ), byte_tokenizer()
+        config = CONFIGS[name] if kind == "config" else ALIASES[name].config
+        return AutoConfig.for_model(**config), byte_tokenizer()
     source, options = _source(spec, kind)
     try:
         config = AutoConfig.from_pretrained(source, **options)

@@ -1,9 +1,7 @@
-"""Scales for the static KV formats, taken from the K and V that a model computes on a text.
+"""Scales for the static KV formats, from the K and V that a model computes on a text.
 
-    scale = amax(|x|), or a percentile of |x|, over the format's largest code
-
-The text runs through a native engine in windows of `WINDOW` tokens, each a sequence of its own, as perplexity
-reads its chunks.
+scale = amax(|x|), or a percentile of |x|, over the format's largest code. The text runs through a native
+engine in windows of `WINDOW` tokens, each a sequence of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ PER = ("layer", "tensor")
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What was written: the file, its content, and one (K, V) pair of scales a layer."""
+    """The file that was written, and its content."""
 
     path: Path
     content: dict[str, Any]
@@ -45,12 +43,11 @@ class Calibrated:
         return {"file": str(self.path), **self.content}
 
     def as_text(self) -> str:
-        spans = (
-            f"{side.upper()} {min(self.content[side]):.4g} to {max(self.content[side]):.4g}" for side in SIDES
-        )
+        found = [(side.upper(), self.content[side]) for side in SIDES]
+        spans = ", ".join(f"{side} {min(x):.4g} to {max(x):.4g}" for side, x in found)
         _, source = origin(KV_FORMATS[self.content["format"]], read(self.path))
         what = f"scales of {len(self.content['k'])} layers for {self.content['format']}"
-        return f"{self.path}: {what}, {', '.join(spans)}.\n{source}."
+        return f"{self.path}: {what}, {spans}.\n{source}."
 
 
 def calibrate(
@@ -65,28 +62,24 @@ def calibrate(
     per: str = "layer",
     dtype: str = "float32",
 ) -> Calibrated:
-    """Measures the scales and writes them to `out`, whole or not at all. Raises UsageError for what can be
-    known before the model is loaded, and for a text that is too short; NotAvailable for one that is not here;
-    KvbenchError for K or V that give no scale."""
+    """Measures the scales and writes them to `out`, completely or not at all. Raises UsageError for a wrong
+    option or a text that is too short, NotAvailable for a text that is not here, KvbenchError for K or V that
+    give no scale."""
     share = _checked(model, out, fmt, tokens, method, per, dtype)
     text = corpus(data, data_dir)
-    spec = {
-        **CELL_KEYS, "model": model, "device": "cpu", "dtype": dtype,
-        "weights": "fp8_block128" if stored_fp8({"model": model}) else "native",
-    }  # fmt: skip
+    weights = "fp8_block128" if stored_fp8({"model": model}) else "native"
+    spec = {**CELL_KEYS, "model": model, "device": "cpu", "dtype": dtype, "weights": weights}
     loaded = load_model(spec, "cpu", dtype)
     ids = first_ids(data, text.text, loaded.tokenizer, tokens)
     columns = scales_of(magnitudes(loaded, spec, ids, share, per), KV_FORMATS[fmt].qmax or 1.0)
+    asked = {"format": fmt, "method": method, "per": per}
+    read = {"data": Path(data).name, "data_sha256": text.sha256, "text_sha": content_hash(ids)}
     content: dict[str, Any] = {
         "kvbench_scales": VERSION,
         "model": model,
         "model_digest": loaded.sha,
-        "format": fmt,
-        "method": method,
-        "per": per,
-        "data": Path(data).name,
-        "data_sha256": text.sha256,
-        "text_sha": content_hash(ids),
+        **asked,
+        **read,
         "tokens": tokens,
         "window": WINDOW,
         "dtype": dtype,
@@ -98,10 +91,9 @@ def calibrate(
 
 
 def _checked(model: str, out: Path, fmt: str, tokens: int, method: str, per: str, dtype: str) -> float:
-    """The method as a share of |x|, 1.0 for amax, after the other options are checked."""
-    for name, value, accepted in (
-        ("--format", fmt, STATIC), ("--per", per, PER), ("--dtype", dtype, tuple(DTYPES)),
-    ):  # fmt: skip
+    """The method as a share of |x| (1.0 for amax), after a check of all options."""
+    known = (("--format", fmt, STATIC), ("--per", per, PER), ("--dtype", dtype, tuple(DTYPES)))
+    for name, value, accepted in known:
         if value not in accepted:
             raise UsageError(f"{name} {value} is not known; use {' or '.join(accepted)}.")
     share = share_of(method)
@@ -109,34 +101,27 @@ def _checked(model: str, out: Path, fmt: str, tokens: int, method: str, per: str
         raise UsageError(f"--tokens is {tokens}; ask for at least 1.")
     kind_of(model)
     if out.suffix != ".json":
-        raise UsageError(
-            f"{out} does not end with .json, by which a matrix knows a file of scales; name it so."
-        )
+        raise UsageError(f"{out} does not end with .json, as a matrix needs; name it NAME.json.")
     if out.exists() or out.is_symlink():
         raise UsageError(f"{out} is there already; remove it, or give another name.")
     return share
 
 
 def share_of(method: str) -> float:
-    """ "amax" -> 1.0, "p99.9" -> 0.999.
-
-    Raises UsageError for anything else, and for a percentile below 50.
-    """
+    """1.0 for "amax", 0.999 for "p99.9". UsageError for anything else, and for a percentile below 50."""
     if method == "amax":
         return 1.0
     found = re.fullmatch(r"p(\d{2,3}(\.\d+)?)", method)
     percentile = float(found[1]) if found else 0.0
     if not 50 <= percentile <= 100:
-        raise UsageError(
-            f"--method {method} is not known; use amax, or a percentile of |x| from p50 to p100, such as "
-            "p99.9."
-        )
+        accepted = "amax, or a percentile of |x| from p50 to p100, such as p99.9"
+        raise UsageError(f"--method {method} is not known; use {accepted}.")
     return percentile / 100
 
 
 @dataclass
 class Top:
-    """The largest |x| of a stream of known length, as many as its nearest-rank quantile of `share` needs."""
+    """The largest |x| of a stream of `total` values, as many as the nearest-rank quantile `share` needs."""
 
     share: float
     total: int
@@ -144,8 +129,7 @@ class Top:
 
     @property
     def rank(self) -> int:
-        """From the top, 1 for the largest. The quantile is the smallest value with a share of at least
-        `share` up to it."""
+        """Rank of the quantile from the top, 1 for the largest."""
         return self.total - max(math.ceil(round(self.share * self.total, 6)), 1) + 1
 
     def add(self, x: Tensor) -> None:
@@ -162,7 +146,7 @@ class Top:
 def magnitudes(
     loaded: LoadedModel, spec: dict[str, Any], ids: Sequence[int], share: float, per: str
 ) -> list[tuple[float, float]]:
-    """(K, V) a layer: the quantile of |x| over the text, of the layer or of all layers together."""
+    """(K, V) a layer: the quantile of |x| over the text, of the layer or of all layers (per: "tensor")."""
     layers = len(loaded.layers)
     window = min(WINDOW, loaded.facts.max_context or WINDOW)
     check_context(loaded.facts, window, 0)
@@ -200,8 +184,7 @@ def magnitudes(
 
 
 def scales_of(found: Sequence[tuple[float, float]], qmax: float) -> dict[str, list[float]]:
-    """{"k": [...], "v": [...]}: each magnitude over the largest code, to the nine digits that float32 has.
-    Raises KvbenchError for one of zero, from which no scale follows."""
+    """{"k": [...], "v": [...]}: each magnitude over the largest code, to 9 digits. KvbenchError for a 0."""
     for layer, pair in enumerate(found):
         for side, value in zip(SIDES, pair, strict=True):
             if value == 0:
