@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Protocol
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvbench_kernels.gemm import skinny_config, w8a8_config
+
 _MAX_TILES = 65536
 _tickets: dict[torch.device, Tensor] = {}
 
 
-class SplitTiling(Protocol):
-    """Columns of a step along K, and the most CTAs that share a tile."""
-
-    @property
-    def block_k(self) -> int: ...
-    @property
-    def splits(self) -> int: ...
-
-
-def splits_used(tiling: SplitTiling, k: int) -> int:
+def splits_used(tiling: skinny_config.Tiling | w8a8_config.Tiling, k: int) -> int:
     """Non-empty splits along K columns, at most tiling.splits: 5 steps in 4 splits of 2 need 3."""
     steps = -(-k // tiling.block_k)
     return -(-steps // -(-steps // tiling.splits))

@@ -17,13 +17,6 @@ def read(**given):
 
 
 @pytest.mark.parametrize(
-    "config", [{"model_type": "llama"}, {"quantization_config": None}, {"quantization_config": {}}]
-)
-def test_a_config_without_quantization_is_native(config):
-    assert fp8_config(config, "x") is None
-
-
-@pytest.mark.parametrize(
     "given",
     [
         {}, {"activation_scheme": "absent"},
@@ -45,26 +38,19 @@ def test_the_layout_that_is_read_under_all_its_spellings(given):
         ({"quant_method": "compressed-tensors"}, "quant_method is compressed-tensors, expected fp8"),
         ({"quant_method": "fbgemm_fp8"}, "quant_method is fbgemm_fp8"),
         ({"quant_method": "absent"}, "quant_method is not given"),
-        ({"weight_block_size": "absent"},
-         r"weight_block_size is not given, expected \[128, 128\] \(without a block"),
-        ({"weight_block_size": None}, "weight_block_size is not given"),
-        ({"weight_block_size": [64, 128]}, r"weight_block_size is \[64, 128\]"),
-        ({"weight_block_size": [128]}, r"weight_block_size is \[128\]"),
-        ({"weight_block_size": 128}, "weight_block_size is 128"),
+        ({"weight_block_size": "absent"}, r"_size is not given, expected \[128, 128\] \(without a block"),
+        *(({"weight_block_size": size}, f"weight_block_size is {words}") for size, words in (
+            (None, "not given"), ([64, 128], r"\[64, 128\]"), ([128], r"\[128\]"), (128, "128"))),
         ({"activation_scheme": "static"}, "activation_scheme is static, expected dynamic or no value"),
         ({"fmt": "e4m3fnuz"}, "fmt is e4m3fnuz, expected e4m3 or e4m3fn or no value"),
-        ({"fmt": "e5m2"}, "fmt is e5m2"),
+        ({"fmt": "e5m2"}, "fmt is e5m2"), ({"expert_dtype": "fp4"}, "expert_dtype is fp4"),
         ({"scale_fmt": "e8m0"}, "scale_fmt is e8m0, expected float or ue8m0"),
-        ({"expert_dtype": "fp4"}, "expert_dtype is fp4"),
         ({"modules_to_convert": ["embed_tokens"]}, "modules_to_convert is"),
-        ({"is_checkpoint_fp8_serialized": False}, "is_checkpoint_fp8_serialized is False"),
-        ({"is_checkpoint_fp8_serialized": 1}, "is_checkpoint_fp8_serialized is 1"),
+        *(({"is_checkpoint_fp8_serialized": x}, f"is_checkpoint_fp8_serialized is {x}") for x in (False, 1)),
         ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is lm_head, expected a list"),
-        ({"modules_to_not_convert": ["lm_head", 3]}, "modules_to_not_convert is"),
-        ({"modules_to_not_convert": [""]}, "modules_to_not_convert is"),
+        *(({"modules_to_not_convert": x}, "modules_to_not_convert is") for x in (["lm_head", 3], [""])),
         ({"modules_to_not_convert": ["a"], "ignored_layers": ["b"]}, "expected the same list as"),
-        ({"modules_not_to_convert": ["lm_head"]},
-         "modules_not_to_convert is .* expected only the keys quant_method"),
+        ({"modules_not_to_convert": ["lm_head"]}, "modules_not_to_convert is .* only the keys quant_method"),
         ({"kv_cache_quant_algo": "FP8"}, "kv_cache_quant_algo is FP8"),
     ],
 )  # fmt: skip
@@ -75,6 +61,8 @@ def test_every_other_quantization_is_refused_by_name(given, words):
 
 
 def test_what_is_written_is_what_is_read_and_the_list_goes_by_two_names():
+    for native in ({"model_type": "llama"}, {"quantization_config": None}, {"quantization_config": {}}):
+        assert fp8_config(native, "x") is None
     with pytest.raises(UsageError, match="quantization_config is fp8, expected a mapping"):
         fp8_config({"quantization_config": "fp8"}, "x")
     assert read(scale_fmt="ue8m0").ue8m0

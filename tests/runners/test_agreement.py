@@ -19,17 +19,12 @@ TOLERANCE = {"native": 1e-3, "int8_sym": 5e-2}
 @pytest.mark.parametrize(
     ("history", "n", "proposed"),
     [
-        ([1, 2, 3, 9, 1, 2, 3], 2, [9, 1]),
-        ([1, 2, 3, 9, 1, 2, 3, 7, 1, 2, 3], 2, [7, 1]),  # the latest occurrence
-        ([5, 1, 2, 9, 8, 1, 2], 1, [9]),  # no match of 3: one of 2
-        ([4, 7, 8, 4], 2, [7, 8]),  # nor of 2: one of 1
-        ([7, 7, 7], 4, [7, 7, 7, 7]),  # a loop runs on
-        ([1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),
-        ([1, 2, 3], 4, []),
-        ([1], 4, []),
-        ([1, 1], 0, []),
+        ([1, 2, 3, 9, 1, 2, 3], 2, [9, 1]), ([1, 2, 3, 9, 1, 2, 3, 7, 1, 2, 3], 2, [7, 1]),  # the latest
+        ([5, 1, 2, 9, 8, 1, 2], 1, [9]), ([4, 7, 8, 4], 2, [7, 8]),  # no match of 3, nor of 2
+        ([7, 7, 7], 4, [7, 7, 7, 7]), ([1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),  # a loop runs on
+        ([1, 2, 3], 4, []), ([1], 4, []), ([1, 1], 0, []),
     ],
-)
+)  # fmt: skip
 def test_drafts_are_what_followed_the_latest_longest_match(history, n, proposed):
     before = list(history)
     assert propose(history, n) == proposed
@@ -69,7 +64,7 @@ def test_drafted_text_equals_plain_greedy_exactly(runner_context, model, fmt, dr
 
 
 def test_a_trace_is_that_of_the_whole_history_read_anew(runner_context):
-    """Plain greedy takes its argmax; along another history the log-probabilities are of that history's tokens."""
+    """Plain greedy takes its argmax; along another history the log-probabilities are of its tokens."""
     engine = engine_of(runner_context)
     seq, other = engine.add(), [10, 20, 30, 40]
     text = greedy(engine, seq, PROMPT, 20, 0)
@@ -103,7 +98,7 @@ def test_a_text_read_in_chunks_is_the_one_that_was_decoded(runner_context, fmt, 
 
 @pytest.mark.parametrize("draft", [0, 4])
 def test_the_baseline_keeps_its_text_margins_and_noise_floor(runner_context, draft):
-    """Behind a line end: as one prefill of the whole history with the line end's id before it, after any BOS."""
+    """Behind a line end: as one prefill of the whole history with its id before, after any BOS."""
     ctx = runner_context("agreement", steps=STEPS, prompt_tokens=24, draft=draft)
     seen, tokenizer = [], ctx.model.tokenizer
     object.__setattr__(ctx, "progress", lambda done, total, note: seen.append((done, total, note)))
@@ -140,13 +135,11 @@ def test_a_line_end_needs_room_and_a_token_and_stands_behind_the_bos(runner_cont
 
 
 @pytest.mark.parametrize(
-    ("model", "draft", "continuation"),
+    ("model", "draft", "more"),
     [("tiny-llama", 0, 12), ("tiny-llama", 4, 4000), ("tiny-qwen2", 4, 0), ("tiny-qwen2", 4, 12)],
 )
-def test_a_candidate_diverges_where_its_own_greedy_text_does(
-    runner_context, as_baseline, model, draft, continuation
-):
-    keys = {"model": model, "steps": STEPS, "prompt_tokens": 24, "draft": draft, "continuation": continuation}
+def test_a_candidate_diverges_where_its_own_greedy_text_does(runner_context, as_baseline, model, draft, more):
+    keys = {"model": model, "steps": STEPS, "prompt_tokens": 24, "draft": draft, "continuation": more}
     baseline = baseline_of(runner_context, as_baseline, **keys)
     native = baseline.samples["tokens"]
     ctx = runner_context("agreement", baseline=baseline, kv_format="int8_sym", **keys)
@@ -157,13 +150,12 @@ def test_a_candidate_diverges_where_its_own_greedy_text_does(
     engine, prompt = ctx.engine(sequences=1, tokens=24 + STEPS), head_ids(ctx, 24)
     own = greedy(engine, engine.add(), prompt, STEPS, 0).best
     assert own[:first] == native[:first]
-    end = min(first + 1 + continuation, STEPS)
+    end = min(first + 1 + more, STEPS)
     assert samples["continuation"] == own[first:end]
     before = [*prompt, *native[:first]][-agreement.BEFORE :]
     texts = {"continuation_text": own[first:end], "native_text": native[first:end], "text_before": before}
-    assert {name: samples[name] for name in texts} == {
-        name: ctx.model.tokenizer.decode(ids) for name, ids in texts.items()
-    }
+    for name, ids in texts.items():
+        assert samples[name] == ctx.model.tokenizer.decode(ids)
     assert facts["checked_decode_steps"] == list(range(max(1, first - 8), first + 1))
     assert facts["decode_near_ties"] == []
     assert facts["mode"] == f"teacher-forced, {'chunks of 64' if draft else 'one token a forward'}"
@@ -207,25 +199,17 @@ def test_a_decode_that_differs_from_reading_in_chunks_is_a_fault(runner_context,
         agreement.run(ctx)
 
 
-def test_a_chunk_read_fresh_is_no_decode_so_steps_are_single(runner_context, as_baseline):
-    keys = {"steps": 8, "prompt_tokens": 24, "draft": 4, "prefill_reads": "fresh"}
-    baseline = baseline_of(runner_context, as_baseline, **keys)
+def test_a19_t4_what_cannot_be_compared_or_does_not_fit_is_refused(runner_context, as_baseline, tmp_path):
+    baseline = baseline_of(runner_context, as_baseline, steps=4, prompt_tokens=24)
+    keys = {"steps": 4, "prompt_tokens": 24, "draft": 4, "prefill_reads": "fresh"}  # which is no decode
     measured = agreement.run(runner_context("agreement", baseline=baseline, kv_format="int8_sym", **keys))
     assert measured.facts["mode"] == "teacher-forced, one token a forward"
-
-
-def test_what_cannot_be_compared_or_does_not_fit_is_refused(runner_context, as_baseline, tmp_path):
-    baseline = baseline_of(runner_context, as_baseline, steps=4, prompt_tokens=24)
     with pytest.raises(KvbenchError, match="another prompt"):
         agreement.run(runner_context("agreement", baseline=baseline, steps=4, prompt_tokens=25))
     (tmp_path / "short.txt").write_text("Too short.")
+    data = str(tmp_path / "short.txt")
     with pytest.raises(UsageError, match="has 10 tokens, but 24"):
-        agreement.run(
-            runner_context("agreement", steps=4, prompt_tokens=24, data=str(tmp_path / "short.txt"))
-        )
-
-
-def test_a19_t4_more_steps_than_the_model_has_positions_are_refused_before_any_work(runner_context):
+        agreement.run(runner_context("agreement", steps=4, prompt_tokens=24, data=data))
     ctx = runner_context("agreement", steps=4074, prompt_tokens=24)
     object.__setattr__(ctx, "engine", lambda **size: pytest.fail("an engine was made"))
     with pytest.raises(Refused, match="4096") as e:

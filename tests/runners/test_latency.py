@@ -22,8 +22,7 @@ from kvbench.runners.timing import measure, time_request
 class Clock:
     """A monotonic clock that only moves when an arm works."""
 
-    def __init__(self):
-        self.now = 100.0
+    now = 100.0
 
     def __call__(self):
         return self.now
@@ -204,31 +203,26 @@ def test_the_collector_is_off_while_measuring_and_back_on_after_an_error():
 
 
 @pytest.mark.parametrize(
-    ("lengths", "chunk", "plan"),
-    [
-        ([5, 5], 4, [[(0, 0, 4)], [(0, 4, 5), (1, 0, 3)], [(1, 3, 5)]]),
-        ([3, 3, 3], 512, [[(0, 0, 3), (1, 0, 3), (2, 0, 3)]]),
-        ([4], 4, [[(0, 0, 4)]]),
-        ([8], 4, [[(0, 0, 4)], [(0, 4, 8)]]),
-    ],
-)
-def test_prefill_forwards_are_full_and_cover_each_prompt_once(lengths, chunk, plan):
-    assert list(prefill_plan(lengths, chunk)) == plan
-
-
-@pytest.mark.parametrize(
     ("lengths", "chunk", "shapes"),
     [
-        ([128] * 32, 512, [(4, 0, 128)]),
-        ([21] * 3, 42, [(2, 0, 21), (1, 0, 21)]),
-        ([21], 8, [(1, 0, 8), (1, 8, 8), (1, 16, 5)]),
+        ([128] * 32, 512, [(4, 0, 128)]), ([3, 3, 3], 512, [(3, 0, 3)]), ([4], 4, [(1, 0, 4)]),
+        ([8], 4, [(1, 0, 4), (1, 4, 4)]), ([21] * 3, 42, [(2, 0, 21), (1, 0, 21)]),
+        ([21], 8, [(1, 0, 8), (1, 8, 8), (1, 16, 5)]), ([8, 4], 512, []),
         ([5, 5], 4, [(1, 0, 4), (1, 3, 2)]),  # the forward between is of two prompts at different places
-        ([8, 4], 512, []),
         ([8 * (SHAPES + 2)], 8, [(1, 8 * i, 8) for i in range(SHAPES)]),
     ],
-)
-def test_forwards_that_are_alike_are_captured_once_a_shape(lengths, chunk, shapes):
-    assert prompt_shapes(list(prefill_plan(lengths, chunk))) == shapes
+)  # fmt: skip
+def test_prefill_forwards_are_full_cover_each_prompt_once_and_are_captured_once_a_shape(
+    lengths, chunk, shapes
+):
+    plan = list(prefill_plan(lengths, chunk))
+    sizes = [sum(stop - start for _, start, stop in forward) for forward in plan]
+    assert sizes[:-1] == [chunk] * (len(plan) - 1)
+    assert 0 < sizes[-1] <= chunk
+    covered = [(row, i) for forward in plan for row, start, stop in forward for i in range(start, stop)]
+    assert covered == [(row, i) for row, length in enumerate(lengths) for i in range(length)]
+    assert all(len({row for row, _, _ in forward}) == len(forward) for forward in plan)  # one piece a prompt
+    assert prompt_shapes(plan) == shapes
 
 
 KEYS = {"batch": 3, "context": 21, "new_tokens": 5, "repeats": 2, "prefill_chunk": 16}

@@ -1,6 +1,4 @@
-"""Perplexity through real engines on a tiny model: protocols, divergence, the native re-run, what is
-refused.
-"""
+"""Perplexity through real engines on a tiny model: protocols, divergence, the native re-run, refusals."""
 
 import math
 
@@ -67,6 +65,14 @@ def test_native_sums_are_those_of_a_plain_forward(model, text, protocol):
         }
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a17_t5_a_text_with_nothing_to_score_is_an_error_not_a_nan(model, tmp_path, protocol):
+    for content in ("", "x"):
+        (tmp_path / "none.txt").write_text(content)
+        with pytest.raises(KvbenchError, match="nothing to score"):
+            measure(model, tmp_path / "none.txt", protocol=protocol)
+
+
 def test_a17_t5_rows_packed_together_score_as_each_alone(model, tmp_path):
     words = ["the value of the", "an object is a thing that has a value and a type"]
     (tmp_path / "both.txt").write_text("\n".join(words), encoding="utf-8")
@@ -97,14 +103,6 @@ def test_a03_t3_one_repeated_token_with_zeroed_values_has_a_finite_perplexity(kv
     assert all(torch.equal(x, torch.zeros_like(x)) for x in outputs)
     nll = -logprobs(rows, torch.tensor(chunk.tokens[1:]))
     assert math.isfinite(math.exp(float(nll.mean())))
-
-
-@pytest.mark.parametrize("content", ["", "x"])
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a17_t5_a_text_with_nothing_to_score_is_an_error_not_a_nan(model, tmp_path, content, protocol):
-    (tmp_path / "none.txt").write_text(content)
-    with pytest.raises(KvbenchError, match="nothing to score"):
-        measure(model, tmp_path / "none.txt", protocol=protocol)
 
 
 def test_the_facts_say_what_the_number_is_of(model, text, backwards):

@@ -122,7 +122,8 @@ def test_a18_t2_a_token_across_the_join_is_scored_not_lost():
     ("choices", "answer", "why"),
     [
         (("a", "", "c", "d"), 0, "choice 1 is empty"), (("a", "b", None, "d"), 0, "choice 2 is missing"),
-        (("a", "b", "c", "d"), None, "the answer is not among the choices"), (("None", "Na", "Ａ", "空"), 1, None),
+        (("a", "b", "c", "d"), None, "the answer is not among the choices"),
+        (("None", "Na", "Ａ", "空"), 1, None),
     ],
 )  # fmt: skip
 def test_a18_t4_t5_empty_and_missing_choices_are_named_and_literal_none_is_text(choices, answer, why):

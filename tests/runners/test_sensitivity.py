@@ -64,7 +64,7 @@ def test_every_layer_side_and_token_range_is_a_part(runner_context):
     ("start", "expected"), [(0, [False, False, True, True, False]), (3, [True, False, False, False, False])]
 )
 def test_tokens_are_counted_from_the_head_of_the_text(start, expected):
-    """Part [2, 4) of layer 0 in a forward whose first token stands at `start`; other layers are left alone."""
+    """Part [2, 4) of layer 0 in a forward that begins at `start`; other layers are left alone."""
     writes = Writes(SimpleNamespace(store=SimpleNamespace(fmt=KV_FORMATS["int8_sym"])))
     writes.part, writes.start = Part("tokens", "some", frozenset({0}), "k", first=2, end=4), start
     x = torch.randn(5, 2, 16, generator=torch.Generator().manual_seed(0))

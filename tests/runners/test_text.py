@@ -25,13 +25,6 @@ def test_a17_t3_scored_tokens_of_the_fp8_source():
     assert (found.tokens, found.dropped_tokens) == (n, 0)
 
 
-def test_a17_t2_perplexity_is_of_the_token_mean_not_of_the_chunk_means():
-    found = stream(range(512 + 81), [0] * 593)
-    nll = [2.0 * found.chunks[0].scored, 4.0 * found.chunks[1].scored]
-    assert [c.scored for c in found.chunks] == [511, 80]
-    assert math.exp(sum(nll) / sum(c.scored for c in found.chunks)) == pytest.approx(9.6864, abs=5e-5)
-
-
 @pytest.mark.parametrize("n", [2, 511, 512, 513, 514, 1024, 1025])
 def test_a17_t4_no_token_is_scored_twice(n):
     found = stream(range(n), [0] * n)

@@ -10,6 +10,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kvbench_kernels.attention import hopper_kernel
+from kvbench_kernels.attention.hopper_kernel import COUNTERS
 from kvbench_kernels.attention.hopper_plan import FAN, HEAD_DIMS, KINDS, MAX_GROUP, PAGE_SIZES, Plan
 from kvbench_kernels.kv.layout import LayerPages
 from kvbench_kernels.launches import launched
@@ -43,7 +44,7 @@ def plan_workspace(
     return Workspace(
         torch.empty(slots * head_dim, dtype=torch.float32, device=device),
         torch.empty(slots, dtype=torch.float32, device=device),
-        torch.zeros(pairs * hopper_kernel.COUNTERS.value, dtype=torch.int32, device=device),
+        torch.zeros(pairs * COUNTERS.value, dtype=torch.int32, device=device),
     )
 
 
@@ -58,13 +59,10 @@ def _shared_workspace(q: Tensor, kv_heads: int, splits: int) -> Workspace:
     batch, q_heads, dim = q.shape
     key = (q.device, torch.cuda.current_stream(q.device).cuda_stream)
     have = _workspaces.get(key)
-    needed = batch * kv_heads * _slots(splits) * _rows(q_heads // kv_heads)
-    if (
-        have is None
-        or have.statistics.numel() < needed
-        or have.partial.numel() < needed * dim
-        or have.counters.numel() < batch * kv_heads * hopper_kernel.COUNTERS.value
-    ):
+    pairs, rows = batch * kv_heads, _rows(q_heads // kv_heads)
+    needed = (pairs * _slots(splits) * rows * dim, pairs * _slots(splits) * rows, pairs * COUNTERS.value)
+    held = (have.partial, have.statistics, have.counters) if have else ()
+    if have is None or any(tensor.numel() < size for tensor, size in zip(held, needed, strict=True)):
         have = plan_workspace(batch, q_heads, kv_heads, dim, splits, q.device)
         _workspaces[key] = have
     return have

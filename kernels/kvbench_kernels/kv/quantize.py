@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -44,35 +43,13 @@ class Quantized:
     overflow: Tensor
 
 
-# KV format -> its quantizer, a function of x and of the given scale (None if the format computes its own).
-QUANTIZE: dict[str, Callable[[Tensor, Tensor | None], Quantized]] = {}
-_F = TypeVar("_F", bound=Callable[..., Quantized])
-
-
-def quantizer(fmt: str, *, given_scale: bool = False) -> Callable[[_F], _F]:
-    """Register the quantizer of a KV format, a function of x and, with given_scale, of the scale."""
-
-    def register(function: _F) -> _F:
-        def quantize(x: Tensor, scale: Tensor | None) -> Quantized:
-            if given_scale and scale is None:
-                raise ValueError(f"KV format {fmt!r} needs a scale tensor; None was given.")
-            return function(x, scale) if given_scale else function(x)
-
-        QUANTIZE[fmt] = quantize
-        return function
-
-    return register
-
-
-@quantizer("native")
-def quantize_native(x: Tensor) -> Quantized:
+def quantize_native(x: Tensor, scale: Tensor | None = None) -> Quantized:
     """Codes are x itself."""
     zero = _zero(x)
     return Quantized(x, None, zero, zero, zero)
 
 
-@quantizer("int8_sym")
-def quantize_int8_sym(x: Tensor) -> Quantized:
+def quantize_int8_sym(x: Tensor, scale: Tensor | None = None) -> Quantized:
     """Symmetric INT8 a row: s = amax/127 rounded up to FP16, at least 2^-24; q = round-half-even(x/s).
 
     |q| <= 127, as s is rounded up. |x - q*s| <= s/2, plus one float32 rounding of x/s (at most s * 2^-18).
@@ -87,8 +64,7 @@ def quantize_int8_sym(x: Tensor) -> Quantized:
     return Quantized(codes, scales, _zero(x), broken.sum(), (wanted > FP16_MAX).sum())
 
 
-@quantizer("fp8_e4m3")
-def quantize_fp8_e4m3(x: Tensor) -> Quantized:
+def quantize_fp8_e4m3(x: Tensor, scale: Tensor | None = None) -> Quantized:
     """E4M3FN a row: s = amax/448 in float32 (at least 2^-126), round to nearest even, saturated at 448.
 
     |x - q*s| <= max(|x| / 16, s * 2^-10), plus float32 rounding.
@@ -100,27 +76,41 @@ def quantize_fp8_e4m3(x: Tensor) -> Quantized:
     return Quantized(codes, scales, zero, broken.sum(), zero)
 
 
-@quantizer("int8_static", given_scale=True)
-def quantize_int8_static(x: Tensor, scale: Tensor) -> Quantized:
+def quantize_int8_static(x: Tensor, scale: Tensor | None) -> Quantized:
     """Symmetric INT8 with a given float32 scale that broadcasts over x: q = clamp(round-half-even(x/scale)).
 
     Clipped: what rounds beyond 127.
     """
     values, broken = _finite_values(x)
-    rounded = (values / scale).round_()
+    rounded = (values / _given("int8_static", scale)).round_()
     clipped = (rounded.abs() > INT8_MAX).sum()
     return Quantized(
         rounded.clamp_(-INT8_MAX, INT8_MAX).to(torch.int8), None, clipped, broken.sum(), _zero(x)
     )
 
 
-@quantizer("fp8_e4m3_static", given_scale=True)
-def quantize_fp8_e4m3_static(x: Tensor, scale: Tensor) -> Quantized:
+def quantize_fp8_e4m3_static(x: Tensor, scale: Tensor | None) -> Quantized:
     """E4M3FN with a given float32 scale that broadcasts over x, saturated at 448. Clipped: above 464."""
     values, broken = _finite_values(x)
-    scaled = values / scale
+    scaled = values / _given("fp8_e4m3_static", scale)
     clipped = (scaled.abs() > E4M3_TIE).sum()
     return Quantized(_to_e4m3(scaled, broken), None, clipped, broken.sum(), _zero(x))
+
+
+def _given(fmt: str, scale: Tensor | None) -> Tensor:
+    if scale is None:
+        raise ValueError(f"KV format {fmt!r} needs a scale tensor; None was given.")
+    return scale
+
+
+# KV format -> its quantizer, a function of x and of the given scale, which dynamic formats ignore.
+QUANTIZE: dict[str, Callable[[Tensor, Tensor | None], Quantized]] = {
+    "native": quantize_native,
+    "int8_sym": quantize_int8_sym,
+    "int8_static": quantize_int8_static,
+    "fp8_e4m3": quantize_fp8_e4m3,
+    "fp8_e4m3_static": quantize_fp8_e4m3_static,
+}
 
 
 def dequantize(codes: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
