@@ -73,10 +73,7 @@ def _config(name: str, kind: str, use: str) -> Held:
 
 
 def verify_model(name: str) -> Held:
-    """An alias by its pinned sha256; a folder or file by whether it is complete and supported.
-
-    Raises UsageError for an unknown name, and for hub ids.
-    """
+    """An alias by its sha256, a folder or file by being complete and supported. UsageError for other names."""
     kind = kind_of(name)
     if kind == "alias":
         return _verify_alias(name)
@@ -162,10 +159,8 @@ def verify_data(name: str, data_dir: Path | None) -> Held:
 
 
 def fetch_data(name: str, data_dir: Path | None) -> Held:
-    """The set, fetched into the hub's cache, where later runs find it; nothing is fetched if it is here.
-
-    Raises NotAvailable where the hub is not allowed, KvbenchError where it does not give the set.
-    """
+    """The set, fetched into the hub's cache unless it is here. NotAvailable where the hub is not allowed,
+    KvbenchError where it does not give the set."""
     held = verify_data(name, data_dir)
     if held.state == NOT_HERE:
         raise NotAvailable(f"{name} is not here, and fetching from the hub is not allowed; {held.get}.")

@@ -23,7 +23,6 @@ from kvbench.records.run import CANARY, Manifest, Run, Stopped
 from kvbench.run.execute import Setup, announce, manifest_of, measuring
 
 PLACE = "the canary"
-_SIZE = ("batch", "context")
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,9 @@ def canary(matrix: Matrix) -> Canary:
     """The cells and tasks to measure before the rest of the matrix."""
     smallest: dict[str, Cell] = {}
     for cell in sorted(matrix.cells, key=lambda c: (c.spec["batch"] * c.spec["context"], c.spec["batch"])):
-        engine = content_hash({key: value for key, value in cell.spec.items() if key not in _SIZE})
+        engine = content_hash(
+            {key: value for key, value in cell.spec.items() if key not in ("batch", "context")}
+        )
         smallest.setdefault(engine, cell)
     cells = tuple(cell for cell in matrix.cells if cell in smallest.values())
     chosen: dict[str, Task] = {}

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from kvbench.errors import UsageError
 from kvbench.matrix.cells import Task
@@ -21,9 +21,6 @@ from kvbench.matrix.load import Matrix
 from kvbench.records.record import ERROR, OK, REFUSED, Record
 from kvbench.records.run import Manifest, MatrixFile, MergedFrom, RunDir
 from kvbench.records.shards import Share
-
-if TYPE_CHECKING:
-    from kvbench.run.task.prepare import Session
 
 Rerun = Literal["missing", "failed", "all"]
 
@@ -47,11 +44,8 @@ class Plan:
 
 
 def plan_tasks(matrix: Matrix, run_dir: RunDir, rerun: Rerun) -> Plan:
-    """The tasks to run.
-
-    rerun: missing: tasks without a record, and those not evaluated (the data may be here now); failed: also
-    those that ended in an error or a refusal; all: every task.
-    """
+    """rerun: missing: tasks without a record, and those not evaluated (the data may be here now); failed: also
+    those that ended in an error or a refusal; all: every task."""
     kept = {"missing": {OK, ERROR, REFUSED}, "failed": {OK}, "all": set[str]()}[rerun]
     reused = {t.key for t in matrix.tasks if (record := run_dir.read(t.key)) and record.status in kept}
     todo = tuple(task for task in matrix.tasks if task.key not in reused)
@@ -134,7 +128,7 @@ def measuring(setup: Setup) -> Iterator[Callable[[Matrix, Manifest], Plan]]:
     Several calls share the loaded model and its probes, and no other run writes between them.
     """
     run_dir = setup.run_dir
-    sessions: list[Session] = []
+    sessions: list[Any] = []
 
     def measure(matrix: Matrix, manifest: Manifest) -> Plan:
         plan = plan_tasks(matrix, run_dir, setup.rerun)
@@ -172,7 +166,7 @@ def _merged(run_dir: RunDir, rerun: Rerun) -> MergedFrom | None:
         return None
 
 
-def _measure_all(matrix: Matrix, plan: Plan, run_dir: RunDir, session: Session, watcher: Watcher) -> None:
+def _measure_all(matrix: Matrix, plan: Plan, run_dir: RunDir, session: Any, watcher: Watcher) -> None:
     from kvbench.run.task.measure import execute
 
     for index, task in enumerate(plan.todo, start=1):

@@ -14,16 +14,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvbench.machine.ci import in_ci
 from kvbench.matrix.cells import Task
 from kvbench.records.record import OK, Record
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from kvbench.run.execute import Plan
+from kvbench.run.execute import Plan
 
 Kind = tuple[object, ...]
 
@@ -129,7 +125,7 @@ class Bar:
         left = TextColumn("{task.fields[left]}", markup=False)
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), left)
         label = TextColumn("{task.description}", markup=False)
-        self._bar: Progress = Progress(label, *columns, console=Console(stderr=True), transient=True)
+        self._bar = Progress(label, *columns, console=Console(stderr=True), transient=True)
         self._all: Any = None
         self._one: Any = None
         self._label = ""

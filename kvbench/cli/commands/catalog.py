@@ -210,13 +210,8 @@ def schema(
         from kvbench.records.schema import manifest_schema, record_schema
         from kvbench.report.json import results_schema
 
-        makers = {
-            "matrix": matrix_schema,
-            "gate": gate_schema,
-            "record": record_schema,
-            "manifest": manifest_schema,
-            "results": results_schema,
-        }
+        makers = {"matrix": matrix_schema, "gate": gate_schema, "record": record_schema}
+        makers |= {"manifest": manifest_schema, "results": results_schema}
         if kind not in makers:
             raise UsageError(f"Unknown schema {kind!r}; use {', '.join(makers)}.")
         print(json.dumps(makers[kind](), indent=2, ensure_ascii=False))

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Exit
 
 from kvbench.cli import completion, options
 from kvbench.cli.output import DAMAGED, NOTHING_WRITTEN, handled, show, unreadable
 from kvbench.errors import UsageError
-
-if TYPE_CHECKING:
-    from kvbench.compare.pairing import Stored
 
 _FIRST = "Run directories; the first is the reference"
 _ORDERED = "Run directories, or a folder of them; ordered by the time they were made"
@@ -120,7 +117,7 @@ def _folders(given: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
-def _stored(path: Path, name: str) -> Stored:
+def _stored(path: Path, name: str) -> Any:
     """The run in a folder. Raises UsageError for a folder that is not a run."""
     from kvbench.compare.pairing import Stored
     from kvbench.records.run import RunDir
@@ -128,7 +125,7 @@ def _stored(path: Path, name: str) -> Stored:
     return Stored(name, str(path), RunDir(path).load())
 
 
-def _chosen_cells(runs: Sequence[Stored], expression: str | None) -> list[Collection[str] | None]:
+def _chosen_cells(runs: Sequence[Any], expression: str | None) -> list[Collection[str] | None]:
     """The ids of each run's cells for which -k holds, with baselines; UsageError if the first has none."""
     from kvbench.matrix.cells import CELL_KEYS
     from kvbench.matrix.select import select

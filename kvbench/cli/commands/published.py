@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Exit, Option
 
@@ -14,10 +14,6 @@ from kvbench.cli import options
 from kvbench.cli.loading import load_matrix
 from kvbench.cli.output import NOTHING_WRITTEN, handled, show
 from kvbench.errors import UsageError
-
-if TYPE_CHECKING:
-    from kvbench.published.catalogue import Reproduction
-    from kvbench.report.compare.reproduction import Reproduced
 
 
 def check_table(
@@ -98,7 +94,7 @@ def reproduce(
         raise Exit(done.exit_code)
 
 
-def _reproduced(name: str, found: Reproduction, stored: Path | None, command: str) -> Reproduced:
+def _reproduced(name: str, found: Any, stored: Path | None, command: str) -> Any:
     """The published table beside a stored run; stored: None where the table cannot be measured."""
     from kvbench.gate import evaluate as gates
     from kvbench.gate.verdict import FAIL
