@@ -44,7 +44,6 @@ class Model(Protocol):
     def dtype_name(self) -> str: ...
     def warnings(self, scale: Any = None) -> tuple[str, ...]:
         """Sentences on what a cell with this `scale` leaves unread, and on the weights."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,7 @@ class Report:
 
 
 class Engine(Protocol):
-    """Sequences of tokens and their KV cache. computed_tokens: tokens of all forwards so far; by it a record
-    shows that this engine did the work."""
+    """Sequences of tokens and their KV cache. computed_tokens: tokens of all forwards so far."""
 
     @property
     def model(self) -> Any: ...
@@ -74,38 +72,30 @@ class Engine(Protocol):
 
     def add(self) -> int:
         """A new empty sequence."""
-        ...
 
     def fork(self, seq: int) -> int:
         """A copy of `seq`."""
-        ...
 
     def free(self, seq: int) -> None: ...
     def truncate(self, seq: int, length: int) -> None:
         """Keep the first `length` tokens of `seq`."""
-        ...
 
     def length(self, seq: int) -> int: ...
     def forward(self, work: Sequence[tuple[int, Sequence[int]]], logits: Logits = "last") -> list[Tensor]:
         """Append tokens; float32 logits a pair: [n, V] for "all", [1, V] for "last", [0, V] for "none"."""
-        ...
 
     def prefill(self, seq: int, tokens: Sequence[int], logits: Logits = "last") -> Tensor: ...
     def decode(self, seqs: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """Append one token to each sequence; float32 logits [B, V]."""
-        ...
 
     def greedy_step(self, seqs: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """Append one token to each sequence; the argmax that follows."""
-        ...
 
     def synchronize(self) -> None:
         """Returns when all work on the device is done."""
-        ...
 
     def check_health(self) -> None:
         """Raises KvbenchError when the cache holds values that its format cannot hold."""
-        ...
 
 
 class Reporting(Engine, Protocol):
@@ -113,7 +103,6 @@ class Reporting(Engine, Protocol):
 
     def report(self, reads_expected: bool) -> Report:
         """Called once, after the measurement; the engine computes nothing afterwards."""
-        ...
 
 
 class EngineKind(Protocol):
@@ -130,14 +119,11 @@ class EngineKind(Protocol):
     def reports(self) -> bool: ...
     def load(self, spec: Mapping[str, Any]) -> Any:
         """The cell's model (a `Model`), ready to run."""
-        ...
 
     def decide(self, spec: Mapping[str, Any], facts: ModelFacts) -> Decision:
         """What will run for the spec. Raises Refused where it cannot run as asked."""
-        ...
 
     def make(
         self, model: Any, decision: Decision, spec: Mapping[str, Any], *, sequences: int, tokens: int
     ) -> Any:
         """A fresh engine (an `Engine`) with room for `sequences` sequences of `tokens` tokens."""
-        ...

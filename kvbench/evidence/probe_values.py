@@ -122,7 +122,5 @@ class _StaticScales(WriteObserver):
 def written_with(
     store: PagedKVStore, given: Mapping[tuple[int, str], Tensor]
 ) -> AbstractContextManager[None]:
-    """Eager writes inside the `with` use the static scales `given`, by (layer, name), whatever the store
-    holds.
-    """
+    """Eager writes inside the `with` use the static scales `given`, by (layer, name)."""
     return store.observed(_StaticScales(store, given))

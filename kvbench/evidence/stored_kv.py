@@ -10,13 +10,31 @@ from torch import Tensor
 
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.kv.layer import dtype_name
-from kvbench.evidence.known_rows import reference_fault
 from kvbench.evidence.probe_values import level_of, same_bits, stored
 from kvbench.evidence.scale_sources import as_stored, expected_scales, static_fault
 from kvbench.formats.kv import KV_FORMATS, SIDES, KVFormat, kv_bytes
 from kvbench.records.record import UNVERIFIED, Level
 from kvbench_kernels.kv.layout import LayerPages
 from kvbench_kernels.kv.quantize import QUANTIZE
+
+if _missing := [name for name in KV_FORMATS if name not in QUANTIZE]:
+    raise ImportError(
+        f"No quantizer is registered for KV format {', '.join(_missing)} in kvbench_kernels.kv.quantize."
+    )
+
+
+def reference_fault(fmt: KVFormat) -> str:
+    """What the reference quantizer of a format gets wrong on its row worked out by hand, or ""."""
+    known, name = fmt.known_row, f"the reference quantizer of {fmt.name}"
+    row = torch.tensor(known.values)
+    made = QUANTIZE[fmt.name](row, None if known.given is None else torch.tensor(known.given))
+    found, expected = made.codes.double().tolist(), torch.tensor(known.codes).double().tolist()
+    if found != expected:
+        return f"{name} gives codes {found} for {list(known.values)}, expected {expected}"
+    scale = None if made.scales is None else made.scales.item()
+    if scale != known.scale:
+        return f"{name} gives scale {scale} for {list(known.values)}, expected {known.scale}"
+    return ""
 
 
 def asked_format(engine: Engine) -> KVFormat:

@@ -64,9 +64,7 @@ CHECK = Keys(
         "at_least": Option("float", None, "passes when the whole interval is at or above it"),
         "equals": Either((_NUMBER, _EQUALS), "a value, or {value:, tolerance:}"),
         "within": Items(_NUMBER, "[low, high]", least=2, most=2, example="[low, high]"),
-        "required": Option(
-            "bool", True, "false: a check that cannot be evaluated does not end in exit code 3"
-        ),
+        "required": Option("bool", True, "false: not evaluated does not end in exit code 3"),
         "why": Option("str", None, "where the limit comes from; printed with the outcome", pattern=""),
     },
     required=("metric",),
@@ -80,17 +78,8 @@ GATE = Keys(
         "name": Option("str", None, "the gate's name; by default the file's", pattern=""),
         "allow_partial": Option("bool", False, "true: limited or quick results may satisfy checks"),
         "allow_fallback": Option("bool", False, "true: a declared fallback may pass the precision check"),
-        "evidence": Option(
-            "str",
-            RUNGS[-1],
-            "all evidence levels up to this one must be verified; a mismatch of any level fails",
-            tuple(RUNGS),
-        ),
-        "checks": Items(
-            CHECK,
-            "limits on metrics, after the precision check, which always runs",
-            example="[{metric: NAME, at_most: 1}]",
-        ),
+        "evidence": Option("str", RUNGS[-1], "evidence levels up to this one must be verified", tuple(RUNGS)),
+        "checks": Items(CHECK, "limits on metrics", example="[{metric: NAME, at_most: 1}]"),
     },
     required=("checks",),
     example="{checks: [...]}",

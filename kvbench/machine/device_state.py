@@ -116,7 +116,7 @@ class DeviceState:
         None where the driver's list lacks this process (a container with its own ids): it may be any of them.
         """
         query: Query = (("nvmlDeviceGetComputeRunningProcesses",), (), list)
-        processes = self._ask("other_processes", query) if self._cuda else None
+        processes = self._ask("other_processes", query)
         if processes is None:
             return None
         foreign = [p for p in processes if p.pid != os.getpid()]
@@ -177,9 +177,7 @@ class DeviceState:
         return None
 
     def _quota(self) -> dict[str, int | None]:
-        """Throttling of the process's control group and its ancestors, any of which may have a quota: the
-        sum.
-        """
+        """Throttling of the process's control group and its ancestors, added up."""
         try:
             lines = (self._proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
             own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)

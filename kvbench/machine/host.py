@@ -72,7 +72,7 @@ def host() -> Host:
     }
     environment = {
         "host": platform.node() or None,
-        "boot_id": _boot_id(),
+        "boot_id": _text("/proc/sys/kernel/random/boot_id") or None,  # distinguishes machines of one name
         "identity": identity,
         "kvbench": kvbench.__version__,
         "kvbench_source": source_digest(),
@@ -192,19 +192,16 @@ def visible(uuids: Sequence[str]) -> list[int]:
     return found
 
 
-def _boot_id() -> str | None:
-    """The kernel's id of this boot, which distinguishes machines of one name; None if it cannot be read."""
+def _text(path: str) -> str:
+    """What a file of the kernel says, "" if it cannot be read."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
-    except (OSError, ValueError):
-        return None
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
+    lines = _text("/proc/cpuinfo").splitlines()
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine() or "unknown"
 
@@ -220,8 +217,5 @@ def _memory_bytes() -> int | None:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
         return None
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-    except OSError:
-        return total
+    limit = _text("/sys/fs/cgroup/memory.max")
     return min(total, int(limit)) if limit.isdigit() else total

@@ -20,16 +20,14 @@ MODEL_NAMES = ("model", "model_revision", "native_model")  # the cell keys that 
 
 
 def text(value: Any) -> str:
-    """A cell value as names and `-k` write it: int8_sym, 4, true, null, 0.05; scales as `scales.short`
-    does."""
+    """A cell value as names and `-k` write it: int8_sym, 4, true, null, 0.05; `scales.short` for scales."""
     if isinstance(value, dict):
         return short(value)
     return value if isinstance(value, str) else show(value)
 
 
 def one_model(specs: Sequence[Mapping[str, Any]]) -> str | None:
-    """The model of all cells, None where there are several: `fp8, native weights from whole` where cells with
-    native weights run on another model."""
+    """The model of all cells, such as `fp8, native weights from whole`; None where there are several."""
     native = {spec.get("native_model") or spec.get("model") for spec in specs}
     loaded = {tuple(spec.get(key) for key in ("weights", *MODEL_NAMES)) for spec in specs}
     if len(native) != 1 or len(loaded) > len({weights for weights, *_ in loaded}):

@@ -50,8 +50,7 @@ class Document:
     origins: Mapping[DataPath, str] = field(default_factory=dict)
 
     def mark(self, path: DataPath, key: bool = False) -> Mark:
-        """Line and column of the value at `path` (of its key with `key`), or of its nearest known parent. (0,
-        0) for what an override set."""
+        """Place of the value at `path` (with `key` its key), or of a known parent; 0, 0 for an override."""
         if key and path in self.keys and path not in self.origins:
             return self.keys[path]
         for end in range(len(path), -1, -1):

@@ -105,8 +105,7 @@ def _combinations(file: MatrixFile) -> list[_Combination]:
 def _settle_scale(
     spec: dict[str, Any], combination: _Combination, file: MatrixFile, problems: Problems
 ) -> None:
-    """Static formats need a scale. For the others an axis of scales is ignored, and any other scale
-    refused."""
+    """Static formats need a scale. For others an axis of scales is ignored, any other scale refused."""
     name, added = spec["kv_format"], combination.added_at
     if KV_FORMATS[name].scale_kind == "static":
         if spec["scale"] is None:

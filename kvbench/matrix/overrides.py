@@ -60,10 +60,8 @@ def _apply(document: Document, words: str) -> Document:
 
 def _twin(keys: tuple[str, ...]) -> tuple[str, ...] | None:
     """The other place where the same cell key may be given."""
-    if keys == ("model",):
-        return ("axes", "model")
-    if keys == ("axes", "model"):
-        return ("model",)
+    if keys in (("model",), ("axes", "model")):
+        return ("model",) if len(keys) == 2 else ("axes", "model")
     if len(keys) == 2 and keys[1] in CELL_KEYS and keys[0] in ("axes", "engine"):
         return ("engine" if keys[0] == "axes" else "axes", keys[1])
     return None

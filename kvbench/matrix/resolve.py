@@ -141,8 +141,7 @@ def resolve(
     facts None: the model is not loaded yet, so each choice is the request, with the reason `decided_at_load`.
     Fallbacks are tried in this order: the same format on the torch backend, native on the requested backend,
     native on torch. Raises UsageError for an unknown name; Refused when `fallback` is "refuse" and the
-    request cannot run as asked, when not even native on torch can run, and for `kv_splits` where nothing
-    splits."""
+    request cannot run as asked, when nothing can run, and for `kv_splits` where nothing splits."""
     accepted: dict[str, Iterable[str]] = {
         "kv_format": KV_FORMATS,
         "weights": WEIGHT_FORMATS,

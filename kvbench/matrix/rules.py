@@ -23,8 +23,7 @@ KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", 
 
 @dataclass(frozen=True)
 class Option:
-    """One value. kind: a key of `KINDS`. choices: the accepted values, () for any. optional: null is
-    accepted.
+    """One value. kind: a key of `KINDS`. choices: the accepted values, () for any. optional: takes null.
 
     many: a list of such values; a single value stands for a list of one. fans_out: each value of the list
     becomes a task. names_data: the value names evaluation data, whose digest is part of the task's key.
@@ -255,10 +254,8 @@ def _is_of_type(rule: Rule, value: Any) -> bool:
 
 
 def _is_finite(value: float, kind: str) -> bool:
-    if isinstance(value, int) and kind == "int":
-        return True
     try:
-        return math.isfinite(value)
+        return (kind == "int" and isinstance(value, int)) or math.isfinite(value)
     except OverflowError:  # a whole number that no float can hold
         return False
 

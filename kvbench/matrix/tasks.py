@@ -66,8 +66,7 @@ def identity_of(
     fingerprint_model: FingerprintModel,
     fingerprint_data: FingerprintData,
 ) -> dict[str, Any]:
-    """The parts of a task's key that are not in the task: digests of machine, model, native model and
-    data."""
+    """The parts of a task's key that are not in the task: digests of machine, models and data."""
     split = options.get("split", "test")
     return {
         "host": dict(host),

@@ -142,10 +142,9 @@ FACTS: tuple[str, ...] = COMPARABLE
 TABLES: tuple[Table, ...] = (
     Table("agreement", "Token agreement", counted="steps",
           note="Teacher-forced: the share of steps on which the candidate picks the native token along the "
-               "native history. The first divergence is counted from step 0. A divergence whose native "
-               "margin is within the A/A noise is a near-tie; 'beyond near-ties' is the first other one. "
-               "'Line end before': the share of native's own steps that change when a line end is put "
-               "before the prompt, as a scale for the candidate's share.",
+               "native history. Steps count from 0. A divergence whose native margin is within the A/A "
+               "noise is a near-tie; 'beyond near-ties' is the first other one. 'Line end before': the "
+               "share of native's own steps that change behind a line end, as a scale.",
           metrics=(
         Metric("top1_teacher_forced", SHARE, "higher", "Teacher-forced top-1",
                "share of steps with the native argmax when fed the native history; interval clustered by "

@@ -90,9 +90,7 @@ TABLES: tuple[Table, ...] = (
           note="Linear layers over a sweep of rows (M), compared with float64 on the dequantized weight. "
                "Paths: reference dequantizes and multiplies; w8a16 keeps x as it is; w8a8 and hopper "
                "quantize x too, which costs about 3% of error. The bound is that of the path's own "
-               "computation, without the quantization of x. Row 0 has the same input at every M: its "
-               "change where the route changes shows how much a token's value depends on its neighbours in "
-               "a batch.",
+               "computation. Row 0 has the same input at every M: it changes where the route does.",
           metrics=(
         Metric("gemm_error_max", ERROR, "lower", "Worst error",
                "largest distance of an output row from the float64 product with the dequantized weight, "

@@ -208,10 +208,9 @@ def _log_times(record: Record, quantity: str) -> tuple[list[float], list[float]]
 FACTS: tuple[str, ...] = ("prompt_sha",)
 TABLES: tuple[Table, ...] = (
     Table("latency", "Latency", counted="pairs of requests",
-          note="ITL is the gap between consecutive tokens of one sequence, TTFT the time to the first "
-               "token. Warm-up is excluded from both and shown in the cold column. Ratios are paired with "
-               "interleaved baseline requests; below 1 the candidate is faster. Drift, outliers and "
-               "slowdowns show whether the machine was stable; outliers stay in every value.",
+          note="ITL is the gap between tokens of one sequence, TTFT the time to the first. Warm-up is only "
+               "in the cold column. Ratios are paired with interleaved baseline requests; below 1 the "
+               "candidate is faster. Drift, outliers and slowdowns show whether the machine was stable.",
           footnote="Ratios are paired with the baseline's requests that ran interleaved with the "
                    "candidate's; the native row above shows the requests of its own cell, so the two need "
                    "not agree.",

@@ -259,20 +259,20 @@ def _questions_change(
 
 
 FACTS: tuple[str, ...] = COMPARABLE
+_DELTA: dict[str, Any] = {"paired": True, "sampled": True, "none": 0.0}
 TABLES: tuple[Table, ...] = (
     Table("mcq", "Multiple choice", counted="questions",
           note="Choices are scored by summed logprob; the delta is paired with the baseline question by "
-               "question. A delta smaller than the detectable one can exist unseen. The noise floor is "
-               "native scored again with other neighbours; 'line end before': native's picks that change "
-               "when a line end is put before the prompt. Flips beyond noise are changed picks that this "
-               "noise does not explain.",
+               "question; shares have Wilson intervals. A delta smaller than the detectable one can exist "
+               "unseen. The noise floor is native scored again; 'line end before': native's picks that "
+               "change behind a line end. Flips beyond noise are not explained by the noise floor.",
           metrics=(
         Metric("mcq_accuracy", SHARE, "higher", "Accuracy",
                "share of scored questions where the (first) choice with the highest summed logprob is the "
                "answer; Wilson interval", sampled=True, brief=True, effect=_accuracy_change),
         Metric("mcq_delta_pt", POINTS, "", "Accuracy delta",
                "accuracy less the baseline's on the questions both scored, in points; Bonett-Price "
-               "interval on the discordant pairs", paired=True, sampled=True, none=0.0, brief=True),
+               "interval on the discordant pairs", brief=True, **_DELTA),
         Metric("mcq_mde_pt", POINTS, "lower", "Detectable at 80% power",
                "the smallest true change of accuracy that the interval of mcq_delta_pt detects with 80% "
                "power at this number of discordant pairs", plausible=(0.0, inf), paired=True, brief=True),
@@ -283,18 +283,14 @@ TABLES: tuple[Table, ...] = (
                "share of the questions both scored where both pick the same choice; Wilson interval",
                paired=True, sampled=True, none=1.0, brief=True, effect=_agreement_change),
         Metric("mcq_right_to_wrong", SHARE, "lower", "Right to wrong",
-               "share of these questions that the baseline answers correctly and the candidate does not; "
-               "Wilson interval", paired=True, sampled=True, none=0.0),
+               "share of these that the baseline answers correctly and the candidate does not", **_DELTA),
         Metric("mcq_wrong_to_right", SHARE, "", "Wrong to right",
-               "share of these questions that the candidate answers correctly and the baseline does not; "
-               "Wilson interval", paired=True, sampled=True, none=0.0),
+               "share of these that the candidate answers correctly and the baseline does not", **_DELTA),
         Metric("mcq_wrong_to_wrong", SHARE, "lower", "Wrong to another wrong",
-               "share of these questions that neither answers correctly and whose choice changed; Wilson "
-               "interval", paired=True, sampled=True, none=0.0),
+               "share of these that neither answers correctly and whose choice changed", **_DELTA),
         Metric("mcq_real_flips", SHARE, "lower", "Flips beyond noise",
                "share of the questions both scored where the candidate picks a choice that the baseline "
-               "scores below its own by over twice mcq_aa_score_noise; Wilson interval",
-               paired=True, sampled=True, none=0.0, brief=True),
+               "scores below its own by over twice mcq_aa_score_noise", brief=True, **_DELTA),
         Metric("mcq_aa_disagreement", SHARE, "lower", "A/A noise floor",
                "share of a spread subset of the questions (option aa_limit) whose pick changes when the "
                "baseline scores them again in other chunks", sampled=True, none=0.0, brief=True),
@@ -302,8 +298,7 @@ TABLES: tuple[Table, ...] = (
                "largest change of a choice's summed logprob between these two runs of the baseline; no "
                "value from fewer than 8 questions or if rounding does not explain it", plausible=(0.0, inf)),
         Metric("mcq_prefix_disagreement", SHARE, "lower", "Line end before",
-               "share of the same questions whose pick changes when a line end is put before the prompt; "
-               "Wilson interval", sampled=True),
+               "share of these whose pick changes when a line end is put before the prompt", sampled=True),
         Metric("mcq_mcnemar_p", P_VALUE, "", "McNemar p",
                "exact McNemar test of equal accuracy on the questions both scored", paired=True),
         Metric("mcq_macro", SHARE, "higher", "Macro average",

@@ -84,9 +84,8 @@ TABLES: tuple[Table, ...] = (
     Table("storage", "Storage",
           note="Bytes are counted from the live tensors and compared with the format's formula, layer by "
                "layer. The ratio to the baseline divides by the baseline cell's live bytes, the ratio to "
-               "16-bit by a 2-byte native store of the same shape; in fp32 the two differ. On a GPU the "
-               "peak is the sum of weights, KV, memory held before the pages were made, and workspace, "
-               "each measured at its own moment. MiB is 2^20 B, MB is 10^6 B.",
+               "16-bit by a 2-byte native store of the same shape. On a GPU the peak is the sum of weights, "
+               "KV, memory held before the pages were made, and workspace. MiB is 2^20 B, MB is 10^6 B.",
           metrics=(
         Metric("kv_bytes_total", BYTES, "lower", "KV total",
                "payload and scales of all layers, numel x itemsize of the live tensors",

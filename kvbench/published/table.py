@@ -78,6 +78,7 @@ SIDES = ("baseline", "candidate")
 _FREE = ("title", "source")
 _COLUMNS = ("metric", "unit", *SIDES, *CLAIMS, *TEXTS, *COUNTS, *NUMBERS)
 _SIGNED = ("change_pct", "saving_pct", "delta_pt")
+Constants = dict[str, tuple[int, str]]  # key -> (line, value) of the head
 
 
 @dataclass(frozen=True)
@@ -159,12 +160,12 @@ def read(path: Path) -> Table:
 
 def _head(
     path: Path, raw: Sequence[str]
-) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]], dict[str, tuple[int, str]]]:
+) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]], Constants]:
     """(free text, units by metric, settings by side, constants as (line, value)) of `# key: value` lines."""
     head: dict[str, str] = {}
     units: dict[str, str] = {}
     settings: dict[str, dict[str, str]] = {side: {} for side in SIDES}
-    constants: dict[str, tuple[int, str]] = {}
+    constants: Constants = {}
     for at, row in enumerate(raw, 1):
         key, colon, value = (part.strip() for part in row.lstrip("#").partition(":"))
         if not row.strip():
@@ -204,8 +205,8 @@ def _line(
     at: int,
     columns: Sequence[str],
     row: Sequence[str],
-    constants: Mapping[str, tuple[int, str]],
-    units: Mapping[str, str],
+    constants: Constants,
+    units: dict[str, str],
 ) -> Line:
     if len(row) != len(columns):
         raise _wrong(path, at, f"expected {len(columns)} fields ({', '.join(columns)}), got {len(row)}")

@@ -142,9 +142,7 @@ class _Damaged(Exception):
 
 
 def _manifest(data: Any) -> Manifest:
-    if not isinstance(data, dict):
-        raise _Damaged("is no manifest")
-    if fault := schema_fault(data):
+    if fault := schema_fault(data) if isinstance(data, dict) else "is no manifest":
         raise _Damaged(fault)
     kinds = {"name": str, "matrix": dict, "environment": dict, "command": list, "cells": list, "tasks": list}
     for key, kind in kinds.items():
@@ -270,7 +268,7 @@ class Run:
         return self._task_at.get((cell, runner, variant))
 
     def done(self) -> list[tuple[Record, Task]]:
-        """The records with their tasks, in task order; records of other tasks are left out."""
+        """The records with their tasks, in task order; those of other tasks are left out."""
         return [(self._records[task.key], task) for task in self.tasks if task.key in self._records]
 
     def missing(self) -> list[Task]:
@@ -308,17 +306,15 @@ class RunDir:
             return None
         record = record_from_dict(read_json(path), path)
         if record.key != key:
-            raise UsageError(
-                f"{path} holds the record of task {record.key}; delete that file and run the matrix again."
-            )
+            advice = "delete that file and run the matrix again"
+            raise UsageError(f"{path} holds the record of task {record.key}; {advice}.")
         return record
 
     def manifest(self) -> Manifest:
         """Raises UsageError for no run directory, another version, or parts that do not fit together."""
         if not self.path.is_dir():
-            raise UsageError(
-                f"{self.path} is not a run directory; give the folder that `kvbench run` printed."
-            )
+            advice = "give the folder that `kvbench run` printed"
+            raise UsageError(f"{self.path} is not a run directory; {advice}.")
         return manifest_from_dict(read_json(self.manifest_path), self.manifest_path)
 
     def load(self) -> Run:

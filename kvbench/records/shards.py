@@ -52,9 +52,8 @@ def parse(text: str) -> Shard:
     found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
     number, of = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= number <= of:
-        raise UsageError(
-            f"--shard {text} is not a shard of a matrix; use N/M with N from 1 to M, as in --shard 1/2."
-        )
+        advice = "use N/M with N from 1 to M, as in --shard 1/2"
+        raise UsageError(f"--shard {text} is not a shard of a matrix; {advice}.")
     return Shard(number, of)
 
 
@@ -73,9 +72,7 @@ def units(cells: Sequence[Cell], tasks: Sequence[Task]) -> list[tuple[Cell, ...]
 
 def cells_of(cells: Sequence[Cell], tasks: Sequence[Task], shard: Shard) -> list[Cell]:
     """The cells of a shard, in the order of the matrix. Raises UsageError where it has none."""
-    groups = units(cells, tasks)
-    own: set[str] = set()
-    most = 0
+    groups, most, own = units(cells, tasks), 0, set[str]()
     for kind in (True, False):
         dealt = [group for group in groups if group[0].is_baseline is kind]
         most = max(most, len(dealt))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -212,18 +213,14 @@ FAULTS: dict[str, Fault] = {
         r"request of arm \w+ ran with kv_format \w+, expected",
     ),
     "metric_nan": Loud(
-        "A metric comes out as NaN.",
-        derived("itl_ms", float("nan")),
-        r"itl_ms .* is nan ms, which is impossible",
+        "A metric comes out as NaN.", derived("itl_ms", math.nan), r"itl_ms .* is nan ms, which is impossible"
     ),
     "paired_metric_nan": Loud(
         "A comparison with the baseline comes out as NaN.",
-        derived("itl_ratio", float("nan")),
+        derived("itl_ratio", math.nan),
         r"itl_ratio .* is nan, which is impossible",
     ),
     "metric_missing": Fault(
-        "A metric that the gate asks for is not derived.",
-        derived("itl_ms", None),
-        r"itl_ms .* was not measured",
+        "A metric of the gate is not derived.", derived("itl_ms", None), r"itl_ms .* was not measured"
     ),
 }

@@ -75,9 +75,8 @@ def each_side(change: Callable[[Side], object]) -> Inject:
     return after_write(lambda k, v: (change(k), change(v)))
 
 
-def scales(value: Callable[[Side], Tensor | float]) -> Inject:
-    """Each write stores `value(side)` as its scales."""
-    return each_side(lambda side: side.put_scales(value(side)))
+def scales(change: Callable[[Tensor], Tensor | float]) -> Inject:
+    return each_side(lambda side: side.put_scales(change(side.scales)))
 
 
 def as_fp16(bits: Tensor) -> Tensor:
@@ -201,19 +200,19 @@ DIFFERS = r"attention of layer \d differs.*codes and scales stand for"
 V_UNREAD = r"layer 0: the stored V scale is not read"
 
 FAULTS: dict[str, Fault] = {
-    "scale_zero": Fault("Every stored scale is 0.", scales(lambda side: 0.0), rf"{SCALE}, page \d+ is 0,"),
-    "scale_one": Fault("Every stored scale is 1.", scales(lambda side: 1.0), rf"{SCALE}, page \d+ is 1,"),
+    "scale_zero": Fault("Every stored scale is 0.", scales(lambda s: 0.0), rf"{SCALE}, page \d+ is 0,"),
+    "scale_one": Fault("Every stored scale is 1.", scales(lambda s: 1.0), rf"{SCALE}, page \d+ is 1,"),
     "scale_nan": Loud(
-        "Every stored scale is NaN.", scales(lambda side: torch.nan), rf"{SCALE}, page \d+ is nan"
+        "Every stored scale is NaN.", scales(lambda s: torch.nan), rf"{SCALE}, page \d+ is nan"
     ),
     "scale_unwritten": Fault(
         "Scales are never written and keep what the memory held: here 7, as fresh memory may hold anything.",
-        scales(lambda side: 7.0),
+        scales(lambda s: 7.0),
         rf"{SCALE}, page \d+ is 7,",
     ),
     "scale_unwritten_fp8": Fault(
         "The same of the FP32 scales of fp8_e4m3: 0, as in memory that was cleared.",
-        scales(lambda side: 0.0),
+        scales(lambda s: 0.0),
         rf"not fp8_e4m3 of the same.*{SCALE}, page \d+ is 0,",
         "fp8_e4m3",
     ),
@@ -223,27 +222,25 @@ FAULTS: dict[str, Fault] = {
     ),
     "scale_of_neighbour_head": Fault(
         "Each head has the scale of its neighbour.",
-        scales(lambda side: side.scales.roll(1, 1)),
+        scales(lambda s: s.roll(1, 1)),
         rf"{SCALE}.*those of another head",
     ),
     "scale_of_neighbour_token": Fault(
-        "Each token has the scale of the token before it in its write.",
-        scales(lambda side: side.scales.roll(1, 0)),
-        SCALE,
+        "Each token has the scale of the token before it.", scales(lambda s: s.roll(1, 0)), SCALE
     ),
     "scale_rounded_down": Fault(
         "The scale is cut to FP16 instead of rounded up, so the largest element does not fit.",
-        scales(lambda side: rounded_down(side.scales, side.x)),
+        each_side(lambda side: side.put_scales(rounded_down(side.scales, side.x))),
         r"layer 0 K: the stored scale of token \d+, head \d.*rounded down",
     ),
     "scale_halved_by_a_lost_carry": Fault(
         "A carry from mantissa to exponent is lost, and the scale is half of what it should be.",
-        scales(lambda side: as_fp16(side.scales.view(torch.int16) - 0x400)),
+        scales(lambda s: as_fp16(s.view(torch.int16) - 0x400)),
         rf"{SCALE}.*half",
     ),
     "scale_bf16_read_as_fp16": Fault(
         "Scales are written in BF16 and read as FP16.",
-        scales(lambda side: as_fp16(side.scales.bfloat16())),
+        scales(lambda s: as_fp16(s.bfloat16())),
         rf"{SCALE}, page \d+ is",
     ),
     "static_scale_one": Fault(
@@ -274,9 +271,7 @@ FAULTS: dict[str, Fault] = {
         "checkpoint_scales",
     ),
     "v_scale_not_read": Fault(
-        "Attention reads V's codes and not its scales.",
-        reading(lambda k, v: (k, torch.ones_like(v))),
-        V_UNREAD,
+        "Attention reads V's codes, not its scales.", reading(lambda k, v: (k, torch.ones_like(v))), V_UNREAD
     ),
     "static_v_scale_not_read": Fault(
         "V is quantized with the given scale and read as if it were 1.",
@@ -288,7 +283,7 @@ FAULTS: dict[str, Fault] = {
         "Attention takes V's scales for K and K's for V.", reading(lambda k, v: (v, k)), DIFFERS
     ),
     "scale_of_neighbour_head_read": Fault(
-        "Attention takes the scale of the neighbour head.",
+        "Attention takes the scale of the next head.",
         reading(lambda k, v: (k.roll(1, 1), v.roll(1, 1))),
         DIFFERS,
     ),

@@ -17,6 +17,8 @@ CONFIDENCE = 0.95
 POWER = 0.8
 
 Interval = tuple[float, float]
+Floats = Sequence[float]
+Clusters = Sequence[Hashable]
 
 _LEVEL = (1 + CONFIDENCE) / 2
 _Z = statistics.NormalDist().inv_cdf(_LEVEL)
@@ -146,9 +148,7 @@ class Estimate:
         return self.units if self.worth is None else self.worth
 
 
-def clustered_ratio(
-    numerators: Sequence[float], denominators: Sequence[float], clusters: Sequence[Hashable]
-) -> Estimate:
+def clustered_ratio(numerators: Floats, denominators: Floats, clusters: Clusters) -> Estimate:
     """sum(numerators) / sum(denominators) with a cluster-robust t-interval.
 
     The standard error is the jackknife's: leaving a cluster out moves the ratio by the cluster's residual
@@ -177,10 +177,7 @@ def clustered_ratio(
 
 
 def clustered_bootstrap(
-    numerators: Sequence[float],
-    denominators: Sequence[float],
-    clusters: Sequence[Hashable],
-    resamples: int = 2000,
+    numerators: Floats, denominators: Floats, clusters: Clusters, resamples: int = 2000
 ) -> Interval | None:
     """Percentile bootstrap of the same ratio over clusters, with a fixed seed; None from fewer than 2. For
     information only: with few clusters it is too narrow."""
@@ -209,9 +206,7 @@ def clustered_mean(sums: Sequence[float], counts: Sequence[float], clusters: Seq
     return replace(plain, interval=(plain.value / factor, plain.value * factor))
 
 
-def clustered_share(
-    successes: Sequence[float], counts: Sequence[float], clusters: Sequence[Hashable]
-) -> Estimate:
+def clustered_share(successes: Floats, counts: Floats, clusters: Clusters) -> Estimate:
     """sum(successes) / sum(counts) with the Wilson interval of its effective sample size: that of independent
     samples with the t-interval's width, at most sum(counts), which it is at a share of 0 or 1."""
     plain = clustered_ratio(successes, counts, clusters)

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from kvbench.cli.main import app
 from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
 from kvbench.engines.reference.load import load_model
-from kvbench.engines.reference.weights.native_checkpoint import check_unread
 from kvbench.engines.reference.weights.quantize_checkpoint import quantize_checkpoint
+from kvbench.engines.reference.weights.tensor_files import check_unread
 from kvbench.errors import KvbenchError
 from kvbench.formats.checkpoint_scales import of_cache
 from kvbench.models.catalog import TINY

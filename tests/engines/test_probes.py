@@ -13,9 +13,9 @@ from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.engines.reference.load import load_model
 from kvbench.evidence.attention_values import probe_prefill, probe_values
 from kvbench.evidence.examine import examine
-from kvbench.evidence.known_rows import reference_fault
 from kvbench.evidence.layer_reads import probe_layers
 from kvbench.evidence.page_reads import probe_pages
+from kvbench.evidence.stored_kv import reference_fault
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.resolve import request_of, resolve

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.engines.reference.kv.memory import RESERVE_BYTES, check_fits
+from kvbench.engines.reference.kv.layer import RESERVE_BYTES, check_fits
 from kvbench.errors import Refused, UsageError
 from kvbench.formats.kv import KV_FORMATS, KVShape, get_max_kv_blocks, kv_bytes, page_bytes
 

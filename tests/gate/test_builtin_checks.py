@@ -8,10 +8,8 @@ import pytest
 
 from kvbench.gate.builtin_checks import IDENTITIES
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE
-from kvbench.metrics.collect import METRICS
 from kvbench.report.model import JudgedRun
 from kvbench.report.sections.notices import notices
-from kvbench.report.view import build
 from tests.factories.runs.contexts import FP8_KV, NATIVE_KV, Contexts, timed_at
 from tests.factories.runs.made import BASE, CAND
 from tests.factories.runs.timed import timed
@@ -270,18 +268,3 @@ def test_what_cannot_be_read_is_a_note_and_no_crash():
     run = Contexts()
     run.records = [replace(r, samples={}) if r.key == "latency--cand-4096" else r for r in run.records]
     assert "cannot be read" in run.row("itl_slope_ratio").note
-
-
-def test_the_report_shows_one_line_a_format_and_none_without_a_line():
-    def table(run):
-        verdict = bare(run)
-        tables = build(JudgedRun(run.run, run.rows(), verdict)).tables
-        return next((t for t in tables if t.key == "contexts"), None)
-
-    found = table(Contexts())
-    assert [line.label.text for line in found.lines] == ["native", "fp8_e4m3"]
-    assert [len(line.label.cells) for line in found.lines] == [3, 3]
-    assert {c.metric for c in found.columns} == {
-        m for m in METRICS if m.startswith(("itl_slope", "itl_break", "itl_inter"))
-    }
-    assert table(Contexts(contexts=(1024, 4096))) is None

@@ -179,18 +179,6 @@ def test_two_runs_of_the_baseline_never_fail_a_gate_on_questions(name):
         assert not of(judge(run, *free), FAIL), seed
 
 
-def test_the_preset_of_99_percent_decides_with_all_of_mmlu_and_the_one_of_999_says_how_many_it_takes():
-    run = answers(140, 140, 9500, 4262)
-    loose, tight = (
-        next(c for c in load(GATES / f"mlperf_{name}.yaml").checks if c.metric == "mcq_recovery")
-        for name in ("99", "999")
-    )
-    assert last(run, loose).status == PASS
-    outcome = last(run, tight)
-    assert outcome.status == INCONCLUSIVE
-    assert outcome.n_needed > 14_042
-
-
 @pytest.mark.parametrize(
     ("rows", "words"),
     [

@@ -91,16 +91,13 @@ def test_every_judged_metric_is_one_of_latency():
 @pytest.mark.parametrize(
     ("candidates", "baselines", "cases"),
     [
-        # nothing slowed down
         (0, 0, "..1.1 fail, ..1.5 pass"),
         # the candidate: it may be faster in truth
         (6, 0, "..1.1 open, ..1.5 pass, 1.2.. open, 1.4.. fail, 1.2..1.5 open, 1.4..1.5 fail"),
         # the baseline: the ratio may be larger in truth
         (0, 6, "..1.1 fail, ..1.5 open, 1.2.. pass, 1.4.. open, 1.2..1.5 open, 1.4..1.5 open"),
-        # both as often: a ratio is one of two slow devices
         (6, 6, "..1.1 fail, ..1.5 pass"),
         (3, 3, "1.2..1.5 pass"),
-        # both, but one of them more often
         (6, 5, "..1.1 open, ..1.5 open"),
         (5, 6, "1.4.. open"),
         # a failure of the requests that were not slowed down is one; one pair has no interval
@@ -140,7 +137,6 @@ def test_a_power_cap_that_leaves_the_clocks_alike_leaves_nothing_open():
 @pytest.mark.parametrize(
     ("candidate", "baseline", "cases"),
     [
-        # alike
         (1000, 1000, "..1.1 fail"),
         (1000, 1050, "..1.25 fail"),
         (1050, 1000, "..1.35 pass"),
@@ -148,10 +144,8 @@ def test_a_power_cap_that_leaves_the_clocks_alike_leaves_nothing_open():
         (900, 1000, "..1.25 open, ..1.1 fail, ..1.5 pass, 1.2.. open, 1.1.. pass, 1.4.. fail"),
         # the baseline: 1.3, or up to 1.43
         (1100, 1000, "..1.35 open, ..1.5 pass, ..1.1 fail, 1.4.. open, 1.5.. fail, 1.2.. pass"),
-        # beyond both ends, and between them on the way
         (2000, 1000, "1.4..1.6 open"),
         (500, 1000, "1.0..1.2 open"),
-        # not read
         (None, 1000, "..1.1 fail"),
         (900, None, "..1.25 fail"),
     ],

@@ -60,9 +60,3 @@ def assert_supports(
         answer = supports(*arguments)
         assert isinstance(answer, Rejected), arguments
         assert answer.reason == reason, arguments
-
-
-def assert_no_split_is_empty(used: int, splits: int, steps: int) -> None:
-    assert 1 <= used <= splits
-    each = -(-steps // used)
-    assert (used - 1) * each < steps <= used * each

@@ -12,7 +12,7 @@ from benchmarks import attention, attention_data, attention_entries, attention_g
 from benchmarks.attention import Ready
 from benchmarks.attention_data import Data
 from benchmarks.attention_goals import Row, evaluate
-from benchmarks.engine import Result, result
+from benchmarks.engine import Result
 from benchmarks.goals import Goal, chosen, goal_lines, outcome
 from kvbench_kernels.kv.quantize import dequantize
 
@@ -25,14 +25,11 @@ def row(cell: str, entry: str, us: float | None, nbytes: int = GB) -> Row:
 
 def test_a_cell_is_a_batch_and_a_context() -> None:
     assert attention_data.lengths_of("3x20") == (20, 20, 20)
+    assert all(attention_data.lengths_of(cell) for cell in attention.CELLS.split(","))
     assert sum(attention_data.lengths_of("mixed")) == 65536 + 31 * 4096
     for wrong in ("8", "8x", "x8", "0x4", "8x-1", "axb"):
         with pytest.raises(SystemExit, match="neither BATCHxCONTEXT"):
             attention_data.lengths_of(wrong)
-
-
-def test_every_default_cell_is_one() -> None:
-    assert all(attention_data.lengths_of(cell) for cell in attention.CELLS.split(","))
 
 
 def test_bytes_count_the_scales() -> None:
@@ -92,11 +89,6 @@ def test_the_size_can_be_another_entrys() -> None:
     assert (found.cell, found.reached) == ("a", False)
 
 
-def test_mixed_lengths_have_no_contiguous_peer() -> None:
-    assert evaluate(attention_goals.GOALS["A3 SDPA"], [row("mixed", "native", 1.0)], 4.0) == []
-    assert len(evaluate(attention_goals.GOALS["A5 mixed"], [row("mixed", "int8_sym", 1.0)], 4.0)) == 1
-
-
 def test_a_goal_without_a_number_is_never_reached() -> None:
     goal = attention_goals.GOALS["A4 everywhere"]
     rows = [row("a", "native", 10.0), row("a", "int8_sym", 5.0)]
@@ -141,13 +133,6 @@ def test_each_goal_is_printed_with_its_worst_number() -> None:
     assert lines[1:] == ["    misses at b int8_sym 0.8"]
     assert lines_of([row("a", "native", 1.0)], "A3 SDPA")[1:] == ["    a native no number"]
     assert [": not measured. " in line for line in lines_of([])] == [True] * len(attention_goals.GOALS)
-
-
-def test_the_worst_of_a_limit_from_above_is_the_largest() -> None:
-    rows = [row("64x4096", "int8_sym", 120.0), row("8x32768", "int8_sym", 140.0)]
-    (line,) = lines_of(rows, "A1 8x32k, 64x4k")
-    assert line.startswith("A1 8x32k, 64x4k: reached. ")
-    assert "worst 8x32768 int8_sym 140)" in line
 
 
 def test_a_failed_entry_is_a_line_without_a_time() -> None:
@@ -240,12 +225,6 @@ def values_of(name: str, results: list[Result]) -> dict[str, float | None]:
     return {f"{f.cell} {f.entry}": f.value for f in engine.evaluate(engine.GOALS[name], results)}
 
 
-def test_a_result_is_a_median_with_its_range() -> None:
-    assert result("itl_ms", "1x1024", "native", [3.0, 1.0, 8.0]) == Result(
-        "itl_ms", "1x1024", "native", 3.0, 1.0, 8.0, 3
-    )
-
-
 def test_the_slope_is_what_context_adds_over_what_it_adds_to_native() -> None:
     results = [
         Result("itl_ms", cell, entry, value)
@@ -298,24 +277,6 @@ def test_every_goal_of_the_engine_has_its_cells_in_the_default_run() -> None:
     assert all(engine.shape_of(cell) for cells in measured.values() for cell in cells.split(","))
     with pytest.raises(SystemExit, match="not BATCHxCONTEXT"):
         engine.shape_of("mixed")
-
-
-def test_fp8_weights_have_goals_of_their_own_metrics() -> None:
-    results = [
-        Result("weights_itl_ms", "8x16384", "native", 8.0),
-        Result("weights_itl_ms", "8x16384", "fp8_block128/int8_sym", 5.0),
-        Result("weights_ttft_ms", "1x8192", "native", 200.0),
-        Result("weights_ttft_ms", "1x8192", "fp8_block128/native", 160.0),
-    ]  # fmt: skip
-    assert values_of("C1 FP8 8x16k", results) == {"8x16384 fp8_block128/int8_sym": 5.0}
-    assert outcome(engine.evaluate(engine.GOALS["C1 FP8 8x16k"], results)) == "reached"
-    assert values_of("C1 FP8 1x1k", results) == {}
-    assert values_of("C3 FP8 8k", results) == {"1x8192 fp8_block128/native": 1.25}
-    assert outcome(engine.evaluate(engine.GOALS["C3 FP8 8k"], results)) == "reached"
-    assert values_of("C2 every cell", results) == {}  # the other parts' numbers are none of these
-    assert set(engine.METRICS.values()) >= {
-        g["metric"] for n, g in engine.GOALS.items() if not n.startswith("D1")
-    }
 
 
 def test_every_goal_of_the_kernels_has_its_cells_in_the_default_run() -> None:

@@ -46,24 +46,27 @@ def test_it_equals_its_twin_on_ragged_lengths(fmt: str, dtype: torch.dtype, devi
         assert_close(*both(pool, q, splits=splits))
 
 
+DIMS = [
+    (16, 32, 16),
+    (80, 80, 32),
+    (96, 96, 64),
+    (112, 112, 16),
+    (128, 128, 64),
+    (192, 128, 32),
+    (256, 256, 16),
+    (64, 80, 64),
+]
+
+
 @pytest.mark.parametrize(
-    ("page_size", "fmt"),
-    cover(itertools.product((16, 32, 64), ("native", "int8_sym", "fp8_e4m3")), lambda case: case),
+    ("fmt", "dims"),
+    cover(itertools.product(("native", "int8_sym", "fp8_e4m3"), DIMS), lambda case: case),
+    ids=str,
 )
-def test_page_sizes(fmt: str, page_size: int, device: str) -> None:
-    pool = random_pool(fmt, torch.float16, (70, 33), device, page_size=page_size, kv_heads=1)
-    assert_close(*both(pool, queries(2, 2, 64, dtype=torch.float16, device=device)))
-
-
-DIMS = [(16, 32), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (256, 256), (64, 80)]
-
-
-@pytest.mark.parametrize(
-    ("fmt", "dims"), cover(itertools.product(("native", "int8_sym"), DIMS), lambda case: case), ids=str
-)
-def test_head_dims(fmt: str, dims: tuple[int, int], device: str) -> None:
-    head_dim, value_dim = dims
-    pool = random_pool(fmt, torch.float16, (37,), device, kv_heads=1, head_dim=head_dim, value_dim=value_dim)
+def test_head_dims_and_page_sizes(fmt: str, dims: tuple[int, int, int], device: str) -> None:
+    head_dim, value_dim, page_size = dims
+    sizes = {"head_dim": head_dim, "value_dim": value_dim, "page_size": page_size}
+    pool = random_pool(fmt, torch.float16, (70,), device, kv_heads=1, **sizes)
     assert_close(*both(pool, queries(1, 3, head_dim, dtype=torch.float16, device=device)))
 
 
@@ -97,27 +100,24 @@ def test_a09_t2_the_kernels_refuse_heads_that_do_not_divide(q_heads: int, kv_hea
         both(pool, queries(1, q_heads, 64, dtype=torch.float32, device=device))
 
 
-OPTIONS = [{"sliding_window": 16}, {"sliding_window": 33}, {"softcap": 2.0}, {"sinks": 1.0}]
+OPTIONS = [
+    {"sliding_window": 16},
+    {"softcap": 2.0},
+    {"sinks": 1.0},
+    {"sliding_window": 33, "softcap": 9.0, "sinks": 1.0},
+]
 
 
 @pytest.mark.parametrize(("options", "splits"), grid(OPTIONS, [1, 3]), ids=str)
 def test_windows_soft_caps_and_sinks(options: dict[str, Any], splits: int, device: str) -> None:
     pool = random_pool("int8_sym", torch.float16, (150, 20, 64), device)
     if "sinks" in options:
-        options = {"sinks": torch.tensor([2.0, -1.0, 0.0, 9.0], device=device)}
+        options = {**options, "sinks": torch.tensor([2.0, -1.0, 0.0, 9.0], device=device)}
     q = 4 * queries(3, 4, 64, dtype=torch.float16, device=device)
     out, twin = both(pool, q, splits=splits, **options)
     assert_close(out, twin)
     plain, _ = both(pool, q, splits=splits)
     assert not torch.allclose(out, plain, atol=0.01)
-
-
-def test_windows_soft_caps_and_sinks_at_once_in_float32(device: str) -> None:
-    pool = random_pool("native", torch.float32, (150, 1), device)
-    sinks = torch.tensor([2.0, -1.0, 0.0, 9.0], device=device, dtype=torch.bfloat16)
-    q = queries(2, 4, 64, dtype=torch.float32, device=device)
-    for splits in (1, 4):
-        assert_close(*both(pool, q, splits=splits, sliding_window=70, softcap=30.0, sinks=sinks), share=2e-5)
 
 
 @pytest.mark.parametrize("splits", [2, 5, 17])
@@ -165,27 +165,14 @@ def test_a07_t2_what_has_left_the_window_is_not_read(fmt: str, device: str) -> N
     assert torch.equal(out, before)
 
 
-def test_a07_t3_an_extra_table_column_changes_no_decode(device: str) -> None:
-    q = queries(2, 2, 64, dtype=torch.float16, device=device)
-    results = [
-        both(random_pool("int8_sym", torch.float16, (32, 17), device, kv_heads=1, spare=spare), q, splits=2)[
-            0
-        ]
-        for spare in (0, 1, 5)
-    ]
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
-
-
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_a07_t4_physical_page_order_changes_no_decode(fmt: str, device: str) -> None:
+def test_a07_t3_spare_columns_and_page_order_change_no_decode(fmt: str, device: str) -> None:
     q = queries(1, 2, 64, dtype=torch.bfloat16, device=device)
-    results = [
-        both(random_pool(fmt, torch.bfloat16, (90,), device, kv_heads=1, order_seed=seed), q, splits=2)[0]
-        for seed in (0, 1, 2)
-    ]
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    first, *others = (
+        both(random_pool(fmt, torch.bfloat16, (90,), device, kv_heads=1, **options), q, splits=2)[0]
+        for options in ({}, {"order_seed": 1}, {"order_seed": 2}, {"spare": 0}, {"spare": 5})
+    )
+    assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("splits", [1, 3])
@@ -295,6 +282,7 @@ def test_a11_t2_one_nan_in_the_pages_is_seen_by_decode(fmt: str, part: str, spli
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({"fmt": KV_FORMATS["native"]}, "'native' hold"),
         ({"k_scale": None}, "k_scale of KV format 'int8_sym' must be contiguous"),
         ({"v_scale": torch.ones(1)}, "v_scale of KV format 'int8_sym' must be contiguous"),
         ({"table": torch.zeros(1, 2, dtype=torch.int64)}, "must be dense int32"),
@@ -329,22 +317,6 @@ def test_what_the_kernel_would_read_wrongly_is_an_error(
         paged_decode(cache, **given | change)
 
 
-def test_native_pages_take_no_scale_and_have_the_dtype_of_the_queries(device: str) -> None:
-    pool = random_pool("native", torch.float32, (20,), device)
-    q = queries(1, 2, 64, dtype=torch.float32, device=device)
-    with pytest.raises(ValueError, match="has no scales"):
-        paged_decode(
-            pool.cache._replace(k_scale=torch.ones(1, device=device)),
-            q,
-            pool.table,
-            pool.lengths,
-            1.0,
-            splits=1,
-        )
-    with pytest.raises(ValueError, match=r"q is torch\.float16 and native pages hold K in torch\.float32"):
-        paged_decode(pool.cache, q.half(), pool.table, pool.lengths, 1.0, splits=1)
-
-
 def test_splits_by_batch_and_length() -> None:
     assert choose_splits(1, 8, 131_072, 132) == 33
     assert choose_splits(8, 8, 16_384, 132) == 4
@@ -355,3 +327,10 @@ def test_splits_by_batch_and_length() -> None:
     assert choose_splits(0, 8, 0, 132) == 1
     for batch, heads, length in itertools.product((1, 7, 64), (1, 8), (1, 128, 129, 5000)):
         assert 1 <= choose_splits(batch, heads, length, 132) <= max(1, -(-length // 128))
+
+
+def test_native_pages_have_the_dtype_of_the_queries(device: str) -> None:
+    pool = random_pool("native", torch.float32, (20,), device)
+    q = queries(1, 2, 64, dtype=torch.float16, device=device)
+    with pytest.raises(ValueError, match=r"q is torch\.float16 and native pages hold K in torch\.float32"):
+        both(pool, q)

@@ -165,15 +165,12 @@ def test_bias_and_strided_x(gemm: str, device: str) -> None:
 
 
 def test_float32_is_exact_unless_a_path_is_asked_for() -> None:
+    for gemm in ("auto", "reference", "w8a16", "w8a8"):
+        assert route(1, N, K, "bfloat16", "torch", gemm) == "reference"  # torch has no other
     for target in ("cuda", "hopper", "interpreter"):
         assert route(1, N, K, "float32", target) == "reference"  # type: ignore[arg-type]
     assert route(1, N, K, "float32", "cuda", "w8a16") == "w8a16"
     assert route(64, N, K, "float32", "cuda", "w8a8") == "reference"  # there is none for float32
-
-
-def test_torch_has_the_reference_only() -> None:
-    for gemm in ("auto", "reference", "w8a16", "w8a8"):
-        assert route(1, N, K, "bfloat16", "torch", gemm) == "reference"
 
 
 @pytest.mark.parametrize(

@@ -124,21 +124,6 @@ def test_the_reference_is_routed_and_named_on_a_cpu(monkeypatch: pytest.MonkeyPa
     assert ours.off_product is None
 
 
-def test_a_product_of_another_weight_is_wrong(weights: Weights) -> None:
-    case = Case(weights, 4)
-    swapped = [torch.nn.functional.linear(case.x, w) for w in reversed(weights.dense)]
-    assert fault_of(distance(swapped, case.due), BOUNDS["w8a8"])
-
-
-def test_goals_pick_rows_and_shapes() -> None:
-    rows = [row(m, ROUTED, 10.0, shape) for shape in ("qkv", "o") for m in (1, 7, 16, 17, 32, 33)]
-    assert list(values("B1 qkv", rows)) == ["qkv M=1", "qkv M=7", "qkv M=16"]
-    assert outcome(evaluate(GOALS["B1 qkv"], rows)) == "missed"
-    assert values("B1 qkv 32, 64", rows) == {"qkv M=32": 10.0}
-    assert outcome(evaluate(GOALS["B1 qkv 32, 64"], rows)) == "reached"  # 11.27
-    assert values("B1 gate_up", rows) == {}
-
-
 def test_speed_is_over_cublas_of_the_same_cell() -> None:
     rows = [
         row(1, ROUTED, 10.0), row(1, "cublas", 15.0), row(2048, ROUTED, 100.0), row(2048, "cublas", 130.0),

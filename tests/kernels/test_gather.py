@@ -159,14 +159,6 @@ def test_columns_beyond_the_length_are_not_read(device: str, fmt: str) -> None:
         assert same(outs[0][1], outs[1][1])
 
 
-def test_a_table_that_is_a_view_of_a_wider_one(device: str) -> None:
-    pool = written("int8_sym", device)
-    wide = torch.tensor([[9, 1, 2, 9], [9, 3, 0, 9]], dtype=torch.int32, device=device)
-    view = paged_gather(pool.cache, wide[:, 1:3], 20, torch.float32)
-    copy = paged_gather(pool.cache, wide[:, 1:3].contiguous(), 20, torch.float32)
-    assert same(view[0], copy[0])
-
-
 # Evidence
 
 

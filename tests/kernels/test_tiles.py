@@ -8,15 +8,9 @@ import triton
 import triton.language as tl
 
 from kvbench.formats.kv import KV_FORMATS
-from kvbench_kernels.attention.tiles import codes_to, execution, product, wide_offset
+from kvbench_kernels.attention.tiles import codes_to, execution, product
 from kvbench_kernels.kv.convert import narrow, widen
 from tests.kernels.offline import compiled
-
-
-@triton.jit
-def offsets_of(index_ptr, out_ptr, stride, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out_ptr + i, wide_offset(tl.load(index_ptr + i), stride))
 
 
 @triton.jit
@@ -38,26 +32,6 @@ def bfloat16_and_back(x_ptr, out_ptr, back_ptr, N: tl.constexpr):
     rounded = narrow(tl.load(x_ptr + i), tl.bfloat16)
     tl.store(out_ptr + i, rounded)
     tl.store(back_ptr + i, widen(rounded))
-
-
-def wide(indices: list[int], stride: int, device: str) -> list[int]:
-    index = torch.tensor(indices, dtype=torch.int32, device=device)
-    out = torch.empty(len(indices), dtype=torch.int64, device=device)
-    offsets_of[(1,)](index, out, stride, len(indices))
-    return out.tolist()
-
-
-def test_a12_t2_offsets_inside_the_kernels_are_64_bit(device: str) -> None:
-    """Page 131,072 of 16 tokens, 8 heads of 128."""
-    assert wide([131_072, 1], 16_384, device) == [2_147_483_648, 16_384]
-
-
-def test_a12_t3_scale_and_output_offsets_inside_the_kernels_are_64_bit(device: str) -> None:
-    assert wide([2**31 - 1, 0], 16 * 8, device) == [(2**31 - 1) * 128, 0]  # scales of the last page id
-    assert wide([20_000_000, 2], 71 * 256, device) == [
-        20_000_000 * 71 * 256,
-        2 * 71 * 256,
-    ]  # rows of the output
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

@@ -21,10 +21,10 @@ from kvbench_kernels.gemm.w8a16 import Tiling, config, supports_w8a16, w8a16
 from kvbench_kernels.gemm.w8a16_config import M_MAX, rows_padded
 from kvbench_kernels.kv.quantize import e4m3_to_float
 from kvbench_kernels.launches import record
-from kvbench_kernels.splitk import splits_used, tickets_of
+from kvbench_kernels.splitk import tickets_of
 from tests.kernels.cover import cover
 from tests.kernels.offline import compiled
-from tests.kernels.products import assert_no_split_is_empty, assert_supports
+from tests.kernels.products import assert_supports
 
 VECTOR = {
     "registers": Tiling("vector", 32, 256),
@@ -330,12 +330,6 @@ def test_the_chosen_tiling_can_run(n: int, k: int) -> None:
         assert tiling.block_k >= 16
         assert tiling.block_n >= 16 or tiling.kind == "vector"
         assert tiling.block_n <= 128 or tiling.kind == "dot"
-
-
-@given(st.integers(1, 64), st.integers(1, 16))
-def test_no_split_is_empty(steps: int, splits: int) -> None:
-    used = splits_used(Tiling("vector", 4, 32, splits), 32 * steps)
-    assert_no_split_is_empty(used, splits, steps)
 
 
 EXPECTED: list[tuple[int, Tiling, list[str]]] = [

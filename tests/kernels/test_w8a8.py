@@ -26,7 +26,7 @@ from kvbench_kernels.launches import record
 from kvbench_kernels.splitk import splits_used
 from tests.kernels.cover import cover, grid
 from tests.kernels.offline import compiled
-from tests.kernels.products import assert_no_split_is_empty, assert_supports
+from tests.kernels.products import assert_supports
 
 TILINGS = {
     "pointers": Tiling(64, 64, tma=False),
@@ -287,12 +287,6 @@ def test_the_chosen_tiling_can_run(m: int, n: int, k: int) -> None:
     assert 1 <= splits_used(tiling, k) <= tiling.splits
     # The ring fits the shared memory of a multiprocessor of compute capability 9.0.
     assert tiling.stages * (tiling.block_m + tiling.block_n) * 128 <= 220 * 1024
-
-
-@given(st.integers(1, 64), st.integers(1, 16))
-def test_no_split_is_empty(steps: int, splits: int) -> None:
-    used = splits_used(Tiling(64, 64, splits), 128 * steps)
-    assert_no_split_is_empty(used, splits, steps)
 
 
 @pytest.mark.slow

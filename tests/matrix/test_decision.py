@@ -130,15 +130,10 @@ def test_the_path_of_fp8_products_is_decided(changes, resolved, reason, rejected
     assert gemm.fell_back == bool(rejected)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [({"backend": "triton"}, "no_gpu"), ({"weights": "fp8_block128", "gemm": "w8a8"}, "gemm_needs_triton")],
-)
-def test_strict_mode_refuses_every_fallback(changes, reason):
-    assert refused(replace(STRICT, **changes), FULL, "fallback: allow") == reason
-
-
-def test_w8a8_in_float32_would_never_run_and_is_refused():
+def test_strict_mode_refuses_every_fallback_and_w8a8_in_float32():
+    assert refused(replace(STRICT, backend="triton"), FULL, "fallback: allow") == "no_gpu"
+    w8a8 = replace(FP8, gemm="w8a8", fallback="refuse")
+    assert refused(w8a8, FULL, "fallback: allow") == "gemm_needs_triton"
     request = replace(STRICT, **ON_GPU, weights="fp8_block128", gemm="w8a8")
     narrow = replace(request, dtype="float32")
     assert refused(narrow, FULL, "dtype is float32") == "gemm_needs_16_bits"
@@ -149,40 +144,32 @@ def test_w8a8_in_float32_would_never_run_and_is_refused():
 
 @EITHER
 @pytest.mark.parametrize(
-    ("model", "device", "interpreter", "resolved", "reason", "rejected"),
-    [
-        (FULL, "cpu", False, "torch", "no_gpu", (("triton", "no_gpu"),)),
-        (FULL, "cpu", True, "torch", "no_gpu", (("triton", "no_gpu"),)),  # the interpreter is never the best
-        (FULL, "cuda", False, "triton", "best_available", ()),
-        (ODD, "cuda", False, "torch", "head_dim", (("triton", "head_dim"),)),
-    ],
-    ids=["cpu", "interpreter", "cuda", "cuda, odd head dim"],
-)
+    ("model", "device", "resolved", "reason"),
+    [(FULL, "cpu", "torch", "no_gpu"), (FULL, "cuda", "triton", "best_available"), (ODD, "cuda", "torch", "head_dim")],
+)  # fmt: skip
 def test_auto_takes_the_best_backend_that_can_run_and_is_no_fallback(
-    model, device, interpreter, resolved, reason, rejected, fallback
+    model, device, resolved, reason, fallback
 ):
-    request = replace(REQUEST, backend="auto", device=device, interpreter=interpreter, fallback=fallback)
-    decision = resolve(request, model)
-    assert decision.backend == Choice("auto", resolved, reason, rejected, decision.backend.sentence)
-    assert decision.kv_format == Choice("int8_sym", "int8_sym", "requested", (), "It runs as asked.")
-    assert not decision.fell_back
+    rejected = () if resolved == "triton" else (("triton", reason),)
+    for interpreted in (False, True):  # never the best
+        request = replace(REQUEST, backend="auto", device=device, interpreter=interpreted, fallback=fallback)
+        decision = resolve(request, model)
+        assert decision.backend == Choice("auto", resolved, reason, rejected, decision.backend.sentence)
+        assert decision.kv_format == Choice("int8_sym", "int8_sym", "requested", (), "It runs as asked.")
+        assert not decision.fell_back
 
 
-@pytest.mark.parametrize(
-    ("backend", "model", "aspect", "resolved", "reason"),
-    [
+def test_what_no_kernel_has_is_a_fallback():
+    for backend, model, aspect, resolved, reason in (
         ("triton", ODD, "backend", "torch", "head_dim"),
         ("auto", MLA, "kv_format", "native", "mla_not_validated"),
-    ],
-)
-def test_what_no_kernel_has_is_a_fallback(backend, model, aspect, resolved, reason):
-    request = replace(REQUEST, backend=backend, device="cuda")
-    decision = resolve(request, model)
-    choice = getattr(decision, aspect)
-    assert (choice.resolved, choice.reason, decision.fell_back) == (resolved, reason, True)
-    assert refused(replace(request, fallback="refuse"), model, f"int8_sym on backend {backend}") == "head_dim"
-    if model is ODD:
-        assert "head_dim 24" in choice.sentence
+    ):
+        request = replace(REQUEST, backend=backend, device="cuda")
+        decision = resolve(request, model)
+        choice = getattr(decision, aspect)
+        assert (choice.resolved, choice.reason, decision.fell_back) == (resolved, reason, True)
+        assert refused(replace(request, fallback="refuse"), model, f"on backend {backend}") == "head_dim"
+        assert model is MLA or "head_dim 24" in choice.sentence
 
 
 def test_triton_runs_on_the_interpreter_where_it_is_asked_for_by_name_and_reads_as_stored():
@@ -194,14 +181,9 @@ def test_triton_runs_on_the_interpreter_where_it_is_asked_for_by_name_and_reads_
 
 
 @pytest.mark.parametrize(
-    "where",
-    [
-        {"backend": "torch"},
-        {"backend": "torch", "device": "cuda"},
-        {"backend": "triton", "interpreter": True},
-    ],
+    "where", [{"backend": "torch"}, {"backend": "torch", "device": "cuda"}, {"backend": "triton", "interpreter": True}],
     ids=["cpu", "torch on cuda", "interpreter"],
-)
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("aspect", "fast", "plain"), [("decode", "graph", "eager"), ("compile", "layer", "off")]
 )

@@ -71,13 +71,10 @@ def test_keys_follow_everything_that_decides_a_result(make, monkeypatch):
         raise NotAvailable("fetch it")
 
     different = {
-        keys(),
-        keys(host=Host("cpu", {"torch": "2.13"})),
-        keys(fingerprint_model=lambda spec: "m1"),
-        keys(fingerprint_data=data),
-        keys(text.replace("validation", "test")),
+        keys(), keys(host=Host("cpu", {"torch": "2.13"})), keys(fingerprint_model=lambda spec: "m1"),
+        keys(fingerprint_data=data), keys(text.replace("validation", "test")),
         keys(text + "\nengine: {page_size: 32}"),
-    }
+    }  # fmt: skip
     assert len(different) == 6
     assert seen == [("wikitext2", "validation")]
     assert keys(text + "\nengine: {batch: 7}") == keys()  # perplexity does not depend on the batch

@@ -167,10 +167,9 @@ def test_a_flipped_order_differs_though_every_sign_agrees():
     shape = shape_of("fp8/itl", itl({**PUBLISHED, (1, 4096): 0.5, (1, 16384): 0.9}))
     assert set(states(shape)) == {AGREES}
     changes = next(o for o in shape.orders if o.column == "itl_ms, change of fp8 KV against bfloat16 KV")
-    assert len(changes.flipped) == 1
+    assert (len(changes.flipped), shape.exit_code) == (1, 1)
     assert "context 4096" in changes.flipped[0]
     assert "context 16384" in changes.flipped[0]
-    assert shape.exit_code == 1
 
 
 def test_what_the_intervals_do_not_tell_apart_is_open_and_no_agreement():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from kvbench.engines.reference.attention import Attention, Chunk
 from kvbench.engines.reference.backends import BACKENDS
 from kvbench.engines.reference.binding import Step
 from kvbench.engines.reference.graph import DecodeGraph, PromptGraph, about, bucket
-from kvbench.engines.reference.kv.memory import check_fits, free_bytes
+from kvbench.engines.reference.kv.layer import check_fits, free_bytes
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.engines.reference.load import LoadedModel
 from kvbench.engines.reference.weights.fp8_linear import using
@@ -52,8 +52,7 @@ def products_of(launches: Sequence[Launch]) -> Counter[tuple[str, Product]]:
 
 
 def static_scales(scale: Any, model: LoadedModel) -> list[tuple[float, float]] | None:
-    """A cell's `scale` as one (k, v) pair a layer. Refused: another number of layers, no scales in the
-    files."""
+    """A cell's `scale` as one (k, v) pair a layer. Refused for another number of layers or no scales."""
     if scale is None:
         return None
     stored = model.cache_scales if from_checkpoint(scale) else {}
@@ -150,12 +149,10 @@ class Engine:
         """One packed forward, kernel by kernel: float32 logits of all tokens, or of each sequence's last."""
         device = self.model.device
         ids = torch.tensor([t for _, tokens in work for t in tokens], dtype=torch.long)
-        positions = torch.cat(
-            [torch.arange(start, length) for start, length in zip(chunk.starts, chunk.lengths, strict=True)]
-        )
-        attention = self.backend.attention(
-            self.store, chunk, splits=self._splits, fresh=self.spec["prefill_reads"] == "fresh"
-        )
+        spans = zip(chunk.starts, chunk.lengths, strict=True)
+        positions = torch.cat([torch.arange(start, length) for start, length in spans])
+        fresh = self.spec["prefill_reads"] == "fresh"
+        attention = self.backend.attention(self.store, chunk, splits=self._splits, fresh=fresh)
         if self._watch is not None:
             attention = self._watch(attention)
         ends = torch.tensor(chunk.counts).cumsum(0) - 1
@@ -163,9 +160,7 @@ class Engine:
         form = "prefill" if max(chunk.counts) > 1 else "decode"
         with record() as launches:
             kept = self.run_model(attention, ids[None].to(device), positions[None].to(device), keep, form)
-        self._launches.update(
-            (launch.layer, launch.name, launch.splits) for launch in launches if launch.layer is not None
-        )
+        self._launches.update((x.layer, x.name, x.splits) for x in launches if x.layer is not None)
         self._products.update(products_of(launches))
         return kept[0].float()
 
@@ -191,22 +186,17 @@ class Engine:
     def run_model(
         self, attention: Attention, ids: Tensor, positions: Tensor, keep: Tensor | int, form: str
     ) -> Tensor:
-        """Logits [1, kept, V] of the model on packed ids and positions [1, N]. form: "prefill" or "decode",
-        of compiled layers."""
+        """Logits [1, kept, V] on packed ids and positions [1, N]. form: of compiled layers."""
         binding = self.model.binding
         step = binding.step = Step(attention, self.tap_layers, {})
-        layers: AbstractContextManager[None] = nullcontext()
-        if self.compile_mode == "layer":
-            layers = self.model.compiled.running(form)
+        layers = self.model.compiled.running(form) if self.compile_mode == "layer" else nullcontext()
+        given = {"input_ids": ids, "position_ids": positions, "use_cache": False, "logits_to_keep": keep}
         try:
             with torch.inference_mode(), layers, using(path_asked(self.gemm)):
-                output = self.model.model(
-                    input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep
-                )
+                logits: Tensor = self.model.model(**given).logits
         finally:
             binding.step = None
         self.taps = step.taps
-        logits: Tensor = output.logits
         return logits
 
     def _replay(self, seqs: Sequence[int], starts: Sequence[int], tokens: Sequence[int]) -> Tensor:
@@ -227,11 +217,8 @@ class Engine:
 
     def _graph(self, lengths: Sequence[int]) -> DecodeGraph:
         """The graph for sequences that hold so many tokens, captured where there is none yet."""
-        key = (
-            bucket(len(lengths), self.sequences),
-            about(max(lengths) + 1),
-            about(sum(lengths) // len(lengths) + 1),
-        )
+        mean = sum(lengths) // len(lengths)
+        key = bucket(len(lengths), self.sequences), about(max(lengths) + 1), about(mean + 1)
         if key not in self.graphs:
             self.graphs[key] = DecodeGraph(self, *key)
         return self.graphs[key]
@@ -273,13 +260,11 @@ class Engine:
 
     def prefill(self, seq: int, tokens: Sequence[int], logits: Logits = "last") -> Tensor:
         """`tokens` in chunks of the cell's `prefill_chunk`; logits of all chunks joined for "all"."""
-        chunk: int = self.spec["prefill_chunk"]
-        out = []
+        chunk, out = self.spec["prefill_chunk"], []
         for start in range(0, len(tokens), chunk):
+            wanted = logits == "all" or start + chunk >= len(tokens)
             part = tokens[start : start + chunk]
-            last = start + chunk >= len(tokens)
-            want: Logits = "all" if logits == "all" else logits if last else "none"
-            out.append(self.forward([(seq, part)], want)[0])
+            out.append(self.forward([(seq, part)], logits if wanted else "none")[0])
         return torch.cat(out) if logits == "all" else out[-1]
 
     def decode(self, seqs: Sequence[int], tokens: Sequence[int]) -> Tensor:
@@ -293,10 +278,8 @@ class Engine:
     def check_health(self) -> None:
         """Raises KvbenchError when a written K or V was not finite or could not be represented."""
         for entry in self.store.health():
-            for kind in ("nonfinite", "overflow"):
-                if entry[kind]:
-                    raise KvbenchError(
-                        f"Layer {entry['layer']}: {entry[kind]} {kind} K/V values were written in "
-                        f"{self.store.fmt.name}; the format cannot hold them, so the cell has no valid "
-                        "result."
-                    )
+            for kind in [kind for kind in ("nonfinite", "overflow") if entry[kind]]:
+                raise KvbenchError(
+                    f"Layer {entry['layer']}: {entry[kind]} {kind} K/V values were written in "
+                    f"{self.store.fmt.name}; the format cannot hold them, so the cell has no valid result."
+                )

@@ -1,5 +1,4 @@
-"""What the reference engine declares: every level of evidence, which `kvbench.evidence` takes from its
-tensors."""
+"""What the reference engine declares: every level of evidence, examined by `kvbench.evidence`."""
 
 from __future__ import annotations
 

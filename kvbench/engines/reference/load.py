@@ -22,14 +22,14 @@ from kvbench.engines.reference.binding import Binding, bind
 from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
 from kvbench.engines.reference.compiled import CompiledLayers
 from kvbench.engines.reference.kv.layer import dtype_name
+from kvbench.engines.reference.weights import tensor_files
 from kvbench.engines.reference.weights.blocks import CHECKPOINT, WeightFacts, native_checksums
 from kvbench.engines.reference.weights.fp8_checkpoint import load_fp8
 from kvbench.engines.reference.weights.fp8_linear import join_siblings
 from kvbench.engines.reference.weights.linear import replace_linears
-from kvbench.engines.reference.weights.native_checkpoint import check_plain, check_unread, unread_cache_scales
 from kvbench.engines.reference.weights.prepare import prepared
 from kvbench.engines.reference.weights.quantize_model import quantize_model
-from kvbench.engines.reference.weights.tensor_files import TensorFiles, check_finite
+from kvbench.engines.reference.weights.tensor_files import TensorFiles
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.formats.checkpoint_scales import FETCH_AGAIN, Stored, of_cache, stored_scales
 from kvbench.formats.fp8_checkpoint import Fp8Config, fp8_config, not_native
@@ -41,6 +41,7 @@ from kvbench.models.catalog import ALIASES, CONFIGS
 from kvbench.models.download import cached_file, fetch
 from kvbench.models.source import folder_config, kind_of
 
+Spec = Mapping[str, Any]  # of a cell
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -73,7 +74,7 @@ class LoadedModel:
         """Sentences on what a cell with this `scale` leaves unread, and on the weights."""
         read = self.cache_scales.values() if from_checkpoint(scale) else ()
         unread = set(self.weights.cache_scales).difference(*(held.tensors for held in read))
-        return (*unread_cache_scales(unread, len(self.layers)), *self.weights.warnings)
+        return (*tensor_files.unread_cache_scales(unread, len(self.layers)), *self.weights.warnings)
 
     @functools.cached_property
     def compiled(self) -> CompiledLayers:
@@ -93,9 +94,8 @@ class LoadedModel:
         return dtype_name(self.dtype)
 
 
-def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
-    """The cell's model on `device` ("cpu" or "cuda"); spec: model, model_weights, model_revision, weights,
-    trust_remote_code.
+def load_model(spec: Spec, device: str, dtype: str) -> LoadedModel:
+    """The cell's model on `device` ("cpu" or "cuda"), by the spec's keys of the model and `weights`.
 
     dtype: a name of `DTYPES`, for the weights that are not quantized. Raises UsageError for a name, folder or
     file that cannot be used, KvbenchError when fetching or loading fails, Refused when the engine would have
@@ -125,7 +125,7 @@ def load_model(spec: Mapping[str, Any], device: str, dtype: str) -> LoadedModel:
 
 
 def _load_checkpoint(
-    spec: Mapping[str, Any], kind: str, device: torch.device, dtype: torch.dtype
+    spec: Spec, kind: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, Any, WeightFacts]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -149,12 +149,12 @@ def _load_checkpoint(
                 source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
             )
             if folder := _folder(spec, kind, source):
-                check_plain(name, folder, model)
+                tensor_files.check_plain(name, folder, model)
             _check_complete(name, info)
             unread = [str(key) for key in info.get("unexpected_keys") or ()]
             scales = tuple(filter(of_cache, unread))
-            weights = WeightFacts(warnings=check_unread(name, unread), cache_scales=scales)
-            check_finite(name, model.state_dict().items())
+            weights = WeightFacts(warnings=tensor_files.check_unread(name, unread), cache_scales=scales)
+            tensor_files.check_finite(name, model.state_dict().items())
             model = model.to(device)
     except load_faults() as e:
         raise KvbenchError(_load_sentence(name, kind, e)) from e
@@ -163,7 +163,7 @@ def _load_checkpoint(
 
 
 def _load_fp8(
-    spec: Mapping[str, Any], kind: str, config: Any, fp8: Fp8Config, device: torch.device, dtype: torch.dtype
+    spec: Spec, kind: str, config: Any, fp8: Fp8Config, device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, WeightFacts]:
     """An FP8 checkpoint, for a cell with FP8 weights; a hub model is downloaded (never pickles)."""
     from huggingface_hub import snapshot_download
@@ -184,7 +184,7 @@ def _load_fp8(
     return got.model, facts
 
 
-def _folder(spec: Mapping[str, Any], kind: str, source: str) -> Path | None:
+def _folder(spec: Spec, kind: str, source: str) -> Path | None:
     """The folder of the loaded files; None where the hub cache is switched off."""
     if kind != "hub":
         return Path(source)
@@ -192,7 +192,7 @@ def _folder(spec: Mapping[str, Any], kind: str, source: str) -> Path | None:
     return cached.parent if cached else None
 
 
-def _source(spec: Mapping[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
+def _source(spec: Spec, kind: str) -> tuple[str, dict[str, Any]]:
     """(what from_pretrained is given, its options)."""
     name = str(spec["model"])
     options: dict[str, Any] = {"trust_remote_code": bool(spec.get("trust_remote_code"))}
@@ -254,10 +254,9 @@ def _load_sentence(name: str, kind: str, error: Exception) -> str:
 
 
 def _load_random(
-    spec: Mapping[str, Any], kind: str, device: torch.device, dtype: torch.dtype
+    spec: Spec, kind: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, Any, WeightFacts]:
-    """Weights from a fixed seed, equal on every run of the same device and dtype. Biases are drawn too, so
-    that dropping one changes the output."""
+    """Weights from a fixed seed. Biases are drawn too, so that dropping one changes the output."""
     from transformers import AutoModelForCausalLM
 
     config, tokenizer = _random_config(spec, kind)
@@ -282,7 +281,7 @@ def _load_random(
     return model, tokenizer, WeightFacts()
 
 
-def _random_config(spec: Mapping[str, Any], kind: str) -> tuple[Any, Any]:
+def _random_config(spec: Spec, kind: str) -> tuple[Any, Any]:
     """(config, tokenizer); the byte tokenizer where there are no tokenizer files."""
     from transformers import AutoConfig, AutoTokenizer
 

@@ -43,12 +43,11 @@ class Calibrated:
         return {"file": str(self.path), **self.content}
 
     def as_text(self) -> str:
-        spans = (
-            f"{side.upper()} {min(self.content[side]):.4g} to {max(self.content[side]):.4g}" for side in SIDES
-        )
+        found = [(side.upper(), self.content[side]) for side in SIDES]
+        spans = ", ".join(f"{side} {min(x):.4g} to {max(x):.4g}" for side, x in found)
         _, source = origin(KV_FORMATS[self.content["format"]], read(self.path))
         what = f"scales of {len(self.content['k'])} layers for {self.content['format']}"
-        return f"{self.path}: {what}, {', '.join(spans)}.\n{source}."
+        return f"{self.path}: {what}, {spans}.\n{source}."
 
 
 def calibrate(
@@ -109,19 +108,14 @@ def _checked(model: str, out: Path, fmt: str, tokens: int, method: str, per: str
 
 
 def share_of(method: str) -> float:
-    """ "amax" -> 1.0, "p99.9" -> 0.999.
-
-    Raises UsageError for anything else, and for a percentile below 50.
-    """
+    """1.0 for "amax", 0.999 for "p99.9". UsageError for anything else, and for a percentile below 50."""
     if method == "amax":
         return 1.0
     found = re.fullmatch(r"p(\d{2,3}(\.\d+)?)", method)
     percentile = float(found[1]) if found else 0.0
     if not 50 <= percentile <= 100:
-        raise UsageError(
-            f"--method {method} is not known; use amax, or a percentile of |x| from p50 to p100, such as "
-            "p99.9."
-        )
+        accepted = "amax, or a percentile of |x| from p50 to p100, such as p99.9"
+        raise UsageError(f"--method {method} is not known; use {accepted}.")
     return percentile / 100
 
 
@@ -190,8 +184,7 @@ def magnitudes(
 
 
 def scales_of(found: Sequence[tuple[float, float]], qmax: float) -> dict[str, list[float]]:
-    """{"k": [...], "v": [...]}: each magnitude over the largest code, to nine digits. KvbenchError for a
-    0."""
+    """{"k": [...], "v": [...]}: each magnitude over the largest code, to 9 digits. KvbenchError for a 0."""
     for layer, pair in enumerate(found):
         for side, value in zip(SIDES, pair, strict=True):
             if value == 0:

@@ -101,8 +101,7 @@ class PageTable:
         return copy
 
     def reserve(self, seq: int, n: int) -> None:
-        """Make sure that n more tokens have pages; takes all that are missing, or none and raises
-        StoreFull."""
+        """Take the pages that n more tokens need; StoreFull, and none taken, when too few are free."""
         pages = self.pages(seq)
         missing = pages_for(self.length(seq) + n, self.page_size) - len(pages)
         if missing > 0:
@@ -120,7 +119,6 @@ class PageTable:
         self._lengths[seq] = length
 
     def sequences(self) -> list[int]:
-        """All of them, swapped ones included."""
         return list(self._lengths)
 
     def state(self, seq: int) -> str:
@@ -147,7 +145,6 @@ class PageTable:
             )
 
     def entries(self) -> int:
-        """Entries of all page tables together."""
         return sum(len(pages) for pages in self._pages.values())
 
     def _known(self, seq: int) -> int:

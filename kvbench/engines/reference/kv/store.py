@@ -142,9 +142,7 @@ class PagedKVStore:
         self._written[layer] += k.numel() + v.numel()
 
     def read(self, layer: int, pages: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The first `length` tokens of the sequences whose page tables are `pages [B, P]`. Returns k [B,
-        kv_heads, length, head_dim] and v [B, kv_heads, length, value_dim] in `dtype`. Columns of the table
-        beyond the length are not looked at."""
+        """K, V [B, kv_heads, length, dim]: the first `length` tokens of the page tables `pages [B, P]`."""
         needed = pages_for(length, self.page_size)
         if needed > pages.shape[1]:
             raise ValueError(f"{length} tokens need {needed} pages; the page table has {pages.shape[1]}.")
@@ -205,9 +203,6 @@ class PagedKVStore:
         return self.transfers[-1]
 
     def _copy_page(self, copy: Copy | None) -> None:
-        if copy is None:
-            return
-        source, target = copy
-        for pages in self.layers:
-            for tensor in pages.paged().values():
-                tensor[target].copy_(tensor[source])
+        if copy is not None:
+            for tensor in [x for pages in self.layers for x in pages.paged().values()]:
+                tensor[copy[1]].copy_(tensor[copy[0]])

@@ -100,8 +100,7 @@ def _skeleton(config: Any, dtype: torch.dtype, remote: bool) -> Any:
 
 @dataclass(frozen=True)
 class _Plan:
-    """scales: FP8 layer -> key of its scale. native: the model's key -> the files' key. ties: tied pairs that
-    the files hold twice."""
+    """scales: FP8 layer -> its scale's key. native: the model's key -> the files'. ties: pairs held twice."""
 
     scales: dict[str, str]
     native: dict[str, str]
@@ -267,9 +266,8 @@ def read_codes(name: str, files: TensorFiles, key: str, shape: tuple[int, ...]) 
 
 
 def read_scales(name: str, files: TensorFiles, key: str, codes: Tensor, fp8: Fp8Config) -> tuple[Tensor, str]:
-    """(scales of `codes`, dtype name in the file): float32, bfloat16 and float16 as stored, powers of two as
-    float32. Raises KvbenchError naming key and index for another shape or dtype, or a scale that is none:
-    NaN, infinite, negative, 0 over codes that are not, or so large that a code times it is no float32."""
+    """(scales of `codes`, dtype name in the file); powers of two in one byte become float32. KvbenchError for
+    a wrong shape or dtype, and for a scale that cannot be right (`_check_scales`)."""
     stored, wanted = files.stored[key], scale_shape(*codes.shape)
     if stored.shape != wanted:
         raise KvbenchError(
