@@ -18,11 +18,7 @@ class UsageError(KvbenchError):
 
 
 class Refused(KvbenchError):
-    """A cell that may not run as asked (strict mode, impossible context, quality on random weights).
-
-    `reason` is a short stable word such as `mla_not_validated` or `invalid_context`; the message is the
-    sentence.
-    """
+    """A cell that may not run as asked. reason: a short stable word, such as `mla_not_validated`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -33,5 +29,4 @@ class NotAvailable(KvbenchError):
     """Data or a tool that was asked for is not here; the message holds the command that gets it."""
 
 
-# Reasons of `Refused` that other code looks for.
-NO_DEVICE = "no_cuda_device"
+NO_DEVICE = "no_cuda_device"  # the reason of `Refused` that other code looks for

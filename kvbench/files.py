@@ -73,16 +73,13 @@ def write_file(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def read_json(
-    path: Path,
-    advice: str = "delete that file and run the matrix again to measure it anew",
-    *,
-    unique: bool = False,
-) -> Any:
+_DELETE = "delete that file and run the matrix again to measure it anew"
+
+
+def read_json(path: Path, advice: str = _DELETE, *, unique: bool = False) -> Any:
     """The data of a JSON file. Raises UsageError for a missing, unreadable or invalid file.
 
-    advice: the next step that the error names. unique: whether a duplicate key is an error too; else the last
-    value counts.
+    advice: the next step that the error names. unique: a duplicate key is an error too, else the last counts.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique if unique else None)

@@ -4,7 +4,8 @@ returns the words that begin with it. Fast, since it runs at every press of the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 _HEAD = 65_536  # bytes; the sections of a matrix or a gate begin before
@@ -58,25 +59,22 @@ def _paths(incomplete: str, wanted: Callable[[Path], bool]) -> list[str]:
     that ends there), a file where it is wanted."""
     head, _, tail = incomplete.rpartition("/")
     folder = Path(f"{head}/").expanduser() if head or incomplete.startswith("/") else Path(".")
-    return sorted(f"{head}/{name}" if "/" in incomplete else name for name in _inside(folder, tail, wanted))
+    found = []
+    with suppress(OSError):
+        for path in folder.iterdir():
+            hidden = path.name.startswith(".") and not tail.startswith(".")
+            if path.name.startswith(tail) and not hidden:
+                found += _shown(path, wanted)
+    return sorted(f"{head}/{name}" if "/" in incomplete else name for name in found)
 
 
-def _inside(folder: Path, tail: str, wanted: Callable[[Path], bool]) -> Iterator[str]:
-    try:
-        entries = list(folder.iterdir())
-    except OSError:
-        return
-    for path in entries:
-        if not path.name.startswith(tail) or (path.name.startswith(".") and not tail.startswith(".")):
-            continue
-        try:
-            if path.is_dir():
-                ends = any((path / name).is_file() for name in ("run.json", "config.json"))
-                yield path.name if ends else f"{path.name}/"
-            elif wanted(path):
-                yield path.name
-        except OSError:
-            continue
+def _shown(path: Path, wanted: Callable[[Path], bool]) -> list[str]:
+    with suppress(OSError):
+        if path.is_dir():
+            ends = any((path / name).is_file() for name in ("run.json", "config.json"))
+            return [path.name if ends else f"{path.name}/"]
+        return [path.name] if wanted(path) else []
+    return []
 
 
 def _has(path: Path, section: str) -> bool:

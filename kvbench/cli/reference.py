@@ -59,7 +59,10 @@ def _command(command: click.Command) -> str:
     for kind in ("argument", "option"):
         own = [p for p in command.params if p.param_type_name == kind and p.name != "help"]
         if own:
-            rows = [(_named(p, context), _default(p), _help(p)) for p in own]
+            rows = []
+            for p in own:
+                said = f" (environment: `{p.envvar}`)" if p.envvar else ""
+                rows.append((_named(p, context), _default(p), f"{getattr(p, 'help', None) or ''}{said}"))
             parts.append(table((kind, "default", "meaning"), rows))
     examples = [line.strip() for line in (command.epilog or "").splitlines() if line.startswith("  ")]
     return "\n\n".join([*parts, "\n".join(["```sh", *examples, "```"])])
@@ -78,11 +81,6 @@ def _default(parameter: click.Parameter) -> str:
     if parameter.required:
         return "required"
     return f"`{value}`" if isinstance(value, str | int | float | Path) and value is not False else ""
-
-
-def _help(parameter: click.Parameter) -> str:
-    text = getattr(parameter, "help", None) or ""
-    return f"{text} (environment: `{parameter.envvar}`)" if parameter.envvar else text
 
 
 def schema_page() -> str:

@@ -1,9 +1,8 @@
 """`kvbench history`: the values of many stored runs over time, and where one changed. Pure.
 
 A line is one metric of one piece of work over the runs that have it, in the order of creation. Each run is
-compared with the previous one that has the same work (`kvbench.compare.pairing`). If the two are incomparable
-(protocol, options, data, model, spec, for times the machine), the line breaks there. Otherwise the change is
-what `kvbench compare` finds, with Holm's correction over all neighbours and cells.
+compared with the previous one that has the work, as `kvbench compare` does, with Holm's correction over all
+neighbours and cells. If the two are incomparable, the line breaks there.
 """
 
 from __future__ import annotations

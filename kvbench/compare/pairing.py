@@ -4,9 +4,8 @@ Cells are matched by their whole spec. Only the device and the model's name may 
 with the result, and a model is identified by its content. A remaining cell that shares its name with one of
 the other run is the same cell under another spec, which is reported as a difference.
 
-Numbers are comparable only if protocol, options, data, model and spec are equal; `Pair.unlike` has a sentence
-for each difference. The option that sets the sample size (`Option.looks`) may differ: the shared part is
-compared. Times also depend on the machine, so a difference of machines is in `Pair.machine`.
+Protocol, options, data, model and spec must be equal; `Pair.unlike` has a sentence for each difference. The
+sample size (`Option.looks`) may differ: the shared part is compared. Times also depend on `Pair.machine`.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def place_of(run: Stored, runner: str, cell: str) -> str:
 
 
 def _limits(effect: Effect, margin: float | None) -> Limits:
-    """Limits at the same distance on both sides of no change, on the unit's scale."""
+    """Limits at the same distance on both sides of no change."""
     most = effect.kind.margin if margin is None or effect.kind is EXACT else margin
     least = 100 * (1 / (1 + most / 100) - 1) if effect.unit == "%" else -most
     return Limits(least, most, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -39,35 +39,18 @@ _NOT_ENGINE = ("batch", "context", "fallback", "plumbing")
 Found = tuple[Evidence, list[dict[str, Any]]]  # evidence of one engine, and its scales, a layer each
 
 
-class Examiner(Protocol):
-    """Takes the evidence of engines whose work has ended. One for all tasks of a run."""
-
-    def clipped(self, engines: Sequence[Any]) -> dict[str, int]:
-        """Elements written with given scales, and how many of them did not fit; taken before any evidence."""
-        ...
-
-    def examine(
-        self, engines: Sequence[Any], decision: Decision, spec: Mapping[str, Any], reads_expected: bool
-    ) -> list[Found]:
-        """Of the engines of one arm, which share a model. decision, spec: what they were to be.
-
-        reads_expected: the runner's number comes from attention over the cache; to read none is a mismatch.
-        """
-        ...
-
-
-def examiner_of(kind: EngineKind) -> Examiner:
-    return ReportExaminer(kind) if kind.reports else ReferenceExaminer()
-
-
 @dataclass
 class ReferenceExaminer:
-    """Examines the reference engine; probes of a configuration are taken once, on engines made like it."""
+    """Takes the evidence of reference engines whose work has ended; one for all tasks of a run.
+
+    The probes of a configuration are taken once, on engines made like the measured one.
+    """
 
     _probes: dict[str, tuple[Level, ...]] = field(default_factory=dict)
     _weights: dict[str, tuple[weakref.ref[Any], tuple[Level, ...]]] = field(default_factory=dict)
 
     def clipped(self, engines: Sequence[Engine]) -> dict[str, int]:
+        """Elements written with given scales, and how many of them did not fit; taken before any evidence."""
         static = [entry for e in engines if e.store.fmt.scale_kind == "static" for entry in e.store.health()]
         if not any(entry["elements"] for entry in static):
             return {}
@@ -76,6 +59,10 @@ class ReferenceExaminer:
     def examine(
         self, engines: Sequence[Engine], decision: Decision, spec: Mapping[str, Any], reads_expected: bool
     ) -> list[Found]:
+        """Of the engines of one arm, which share a model. decision, spec: what they were to be.
+
+        reads_expected: the runner's number comes from attention over the cache; to read none is a mismatch.
+        """
         if not engines:
             return []
         ran = sum((engine.products for engine in engines), Products())
@@ -146,6 +133,13 @@ class ReportExaminer:
         return [(completed(self.kind, engine.report(reads_expected)), []) for engine in engines]
 
 
+Examiner = ReferenceExaminer | ReportExaminer
+
+
+def examiner_of(kind: EngineKind) -> Examiner:
+    return ReportExaminer(kind) if kind.reports else ReferenceExaminer()
+
+
 def completed(kind: EngineKind, report: Report) -> Evidence:
     """The evidence of a report, with the levels it lacks: not available, or unverified where it is declared.
 
@@ -171,7 +165,7 @@ def completed(kind: EngineKind, report: Report) -> Evidence:
 def examine(engine: Engine, *probes: Level, reads_expected: bool) -> Evidence:
     """Evidence of an engine whose measurement has ended; its sequences are freed and its pages poisoned.
 
-    probes: the levels of its configuration. reads_expected: as of `Examiner.examine`.
+    probes: the levels of its configuration. reads_expected: as of `ReferenceExaminer.examine`.
     """
     store = engine.store
     reads = {**store.reads, "due_tokens": engine.due_reads}

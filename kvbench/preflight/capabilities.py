@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvbench.errors import Refused, UsageError
 from kvbench.formats import kv
-from kvbench.formats.kv import KV_FORMATS, WEIGHT_FORMATS, KVFormat, error_bound
+from kvbench.formats.kv import KV_FORMATS, WEIGHT_FORMATS, error_bound
 from kvbench.machine.host import Host
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.resolve import BACKENDS, Request
@@ -39,26 +39,25 @@ class Shape:
 
 def format_rows(facts: ModelFacts, device: str, dtype: str) -> list[dict[str, Any]]:
     """One mapping per KV format: its storage, its bytes per token, and each backend's answer."""
-    return [_format(fmt, facts, device, dtype) for fmt in KV_FORMATS.values()]
-
-
-def _format(fmt: KVFormat, facts: ModelFacts, device: str, dtype: str) -> dict[str, Any]:
-    shapes = [layer.shape for layer in facts.layers]
-    token = sum(kv.page_bytes(fmt, shape, 1, dtype) for shape in shapes)
+    rows, shapes = [], [layer.shape for layer in facts.layers]
     of16 = sum(kv.page_bytes(KV_FORMATS["native"], shape, 1, "bfloat16") for shape in shapes)
-    return {
-        "name": fmt.name,
-        "summary": fmt.summary,
-        "payload": fmt.payload_dtype or dtype,
-        "scale": fmt.scale_kind,
-        "scale_dtype": fmt.scale_dtype,
-        "granularity": fmt.scale_granularity,
-        "bytes_per_token": token,
-        "ratio_16bit": token / of16,
-        "fixed_bytes": 2 * fmt.scale_bytes * len(shapes) if fmt.scale_granularity == "tensor" else 0,
-        "error_bound": error_bound(fmt.payload_dtype),
-        "backends": {name: verdict(name, fmt.name, facts, device, dtype) for name in BACKENDS},
-    }
+    for fmt in KV_FORMATS.values():
+        token = sum(kv.page_bytes(fmt, shape, 1, dtype) for shape in shapes)
+        row = {
+            "name": fmt.name,
+            "summary": fmt.summary,
+            "payload": fmt.payload_dtype or dtype,
+            "scale": fmt.scale_kind,
+            "scale_dtype": fmt.scale_dtype,
+            "granularity": fmt.scale_granularity,
+            "bytes_per_token": token,
+            "ratio_16bit": token / of16,
+            "fixed_bytes": 2 * fmt.scale_bytes * len(shapes) if fmt.scale_granularity == "tensor" else 0,
+            "error_bound": error_bound(fmt.payload_dtype),
+            "backends": {name: verdict(name, fmt.name, facts, device, dtype) for name in BACKENDS},
+        }
+        rows.append(row)
+    return rows
 
 
 def verdict(backend: str, kv_format: str, facts: ModelFacts, device: str, dtype: str) -> str:
@@ -87,33 +86,29 @@ def weight_rows() -> list[dict[str, Any]]:
 
 
 def backend_rows(facts: ModelFacts, host: Host, triton_version: str | None) -> list[dict[str, Any]]:
-    """One mapping per backend: the formats that it takes here, why not the others, and where it can run."""
-    return [_backend(name, facts, host, triton_version) for name in BACKENDS]
-
-
-def _backend(name: str, facts: ModelFacts, host: Host, triton_version: str | None) -> dict[str, Any]:
-    """usable: it takes at least one format. why_not: the other formats, by reason."""
-    dtype = "bfloat16" if host.device == "cuda" else "float32"
-    answers = {fmt: verdict(name, fmt, facts, host.device, dtype) for fmt in KV_FORMATS}
-    if BACKENDS[name].triton and triton_version is None:
-        no_triton = "not_installed: triton is not installed; on Linux: pip install triton."
-        answers = dict.fromkeys(KV_FORMATS, no_triton)
-    why: dict[str, list[str]] = {}
-    for fmt, no in answers.items():
-        if no:
+    """One mapping per backend. usable: it takes a format here; why_not: the other formats by reason."""
+    rows, dtype = [], "bfloat16" if host.device == "cuda" else "float32"
+    for name, backend in BACKENDS.items():
+        answers = {fmt: verdict(name, fmt, facts, host.device, dtype) for fmt in KV_FORMATS}
+        if backend.triton and triton_version is None:
+            no_triton = "not_installed: triton is not installed; on Linux: pip install triton."
+            answers = dict.fromkeys(KV_FORMATS, no_triton)
+        why: dict[str, list[str]] = {}
+        for fmt, no in answers.items():
             why.setdefault(no, []).append(fmt)
-    taken = [fmt for fmt, no in answers.items() if not no]
-    return {
-        "name": name,
-        "usable": bool(taken),
-        "interpreted": BACKENDS[name].triton and host.device != "cuda" and bool(taken),
-        "formats": taken,
-        "why_not": [{"formats": formats, "reason": no} for no, formats in why.items()],
-        **_SCOPE[name],
-    }
+        taken = why.pop("", [])
+        row = {
+            "name": name,
+            "usable": bool(taken),
+            "interpreted": backend.triton and host.device != "cuda" and bool(taken),
+            "formats": taken,
+            "why_not": [{"formats": formats, "reason": no} for no, formats in why.items()],
+        }
+        rows.append(row | _SCOPE[name])
+    return rows
 
 
-_SCOPE: Mapping[str, Mapping[str, Any]] = {
+_SCOPE: dict[str, dict[str, Any]] = {
     "torch": {
         "devices": ["cpu", "cuda"],
         "what": "the reference: dequantizes, then attends; every head_dim and page size",

@@ -34,7 +34,10 @@ def collect(data_dir: Path | None) -> Facts:
         importlib.import_module("torch")
     except Exception as e:  # a missing library, a build for another machine: all of them end every run
         fault = f"{type(e).__name__}: {e}"
-    looked = {} if fault else _look()
+    looked, held = {} if fault else _look(), ("", 0, 0)
+    if data_dir is not None and str(data_dir) != HUB:
+        files = [one for one in data(data_dir) if one.where or one.get]
+        held = str(data_dir), sum(one.state == HERE for one in files), len(files)
     return Facts(
         environment=environment,
         packages=tuple(packages()),
@@ -46,7 +49,7 @@ def collect(data_dir: Path | None) -> Facts:
         stolen=looked.get("stolen"),
         throttled=looked.get("throttled"),
         cache=_cache(cache_dir()),
-        data=_data(data_dir),
+        data=held,
         hub_allowed=hub_allowed(data_dir),
         hub_offline=offline(),
         interpreter=interpreting(),
@@ -167,10 +170,3 @@ def _cache(path: Path) -> dict[str, Any]:
         "bytes": sum(f.stat().st_size for f in files),
         "left_over": len(list(path.rglob(".part-*"))) if path.is_dir() else 0,
     }
-
-
-def _data(data_dir: Path | None) -> tuple[str, int, int]:
-    if data_dir is None or str(data_dir) == HUB:
-        return "", 0, 0
-    files = [held for held in data(data_dir) if held.where or held.get]
-    return str(data_dir), sum(held.state == HERE for held in files), len(files)

@@ -7,7 +7,7 @@ of the work. Each has a remedy.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from kvbench.stats.stability import SLOWDOWNS
@@ -27,9 +27,6 @@ class Line:
     state: str
     found: str
     remedy: str = ""
-
-    def as_json(self) -> dict[str, str]:
-        return asdict(self)
 
     def as_text(self) -> str:
         remedy = f"\n{'':10}-> {self.remedy}" if self.remedy else ""
@@ -80,8 +77,8 @@ class Facts:
 def lines(facts: Facts) -> list[Line]:
     """Everything that was examined, in the order in which it is shown."""
     gpus = (line for gpu in facts.gpus for line in _gpu(gpu))
-    cpu = (*_cpu(facts), *_memory(facts))
-    return [*_packages(facts), _device(facts), *gpus, _triton(facts), *cpu, _cache(facts), *_data(facts)]
+    last = (*_cpu(facts), _cache(facts), *_data(facts))
+    return [*_packages(facts), _device(facts), *gpus, _triton(facts), *last]
 
 
 def _packages(facts: Facts) -> Iterator[Line]:
@@ -176,6 +173,9 @@ def _cpu(facts: Facts) -> Iterator[Line]:
     if facts.stolen is not None and facts.stolen > STOLEN:
         found = f"{facts.stolen:.1%} of the CPUs' time went to other virtual machines"
         yield Line("steal", WARNING, found, "measure on a host of your own, or later")
+    if (memory := env["memory_bytes"]) is not None:
+        remedy = f"the default model needs about {LEAST_MEMORY:,} B; free some, or use a smaller model"
+        yield _checked("memory", memory >= LEAST_MEMORY, f"{memory:,} B", remedy)
 
 
 def _threads(env: Mapping[str, Any], cores: int, free: float) -> Line:
@@ -191,12 +191,6 @@ def _threads(env: Mapping[str, Any], cores: int, free: float) -> Line:
     found = f"OMP_NUM_THREADS{unset} {first} threads, and {free:.1f} cores are free"
     remedy = f"export OMP_NUM_THREADS={enough}: threads that wait for a core make a task many times slower"
     return Line("threads", WARNING, found, remedy)
-
-
-def _memory(facts: Facts) -> Iterator[Line]:
-    if (memory := facts.environment["memory_bytes"]) is not None:
-        remedy = f"the default model needs about {LEAST_MEMORY:,} B; free some, or use a smaller model"
-        yield _checked("memory", memory >= LEAST_MEMORY, f"{memory:,} B", remedy)
 
 
 def _cache(facts: Facts) -> Line:

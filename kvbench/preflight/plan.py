@@ -14,7 +14,6 @@ from kvbench.gate.policy import Gate
 from kvbench.matrix.cells import Cell, one_model
 from kvbench.matrix.load import Matrix
 from kvbench.matrix.resolve import ASPECTS, Decision, check_context, request_of, resolve
-from kvbench.models.attention_facts import ModelFacts
 from kvbench.models.source import check_native, check_stored, config_facts, settled_scales
 from kvbench.models.weight_bytes import WeightSizes, weight_sizes
 from kvbench.run.execute import Plan
@@ -51,14 +50,11 @@ def plan_cell(cell: Cell) -> CellPlan:
         return CellPlan(cell, None, f"{AT_LOAD}: {e}", None)
     except Refused as e:
         return CellPlan(cell, None, f"refused ({e.reason}): {e}", None)
-    return CellPlan(cell, decision, None, estimate(spec, facts, decision), weights, scales)
-
-
-def estimate(spec: Mapping[str, Any], facts: ModelFacts, decision: Decision) -> int:
-    """KV bytes of a cell: every sequence's pages at full context, scales included."""
+    # Every sequence's pages at full context, scales included.
     fmt = KV_FORMATS[decision.kv_format.resolved]
     slots = spec["batch"] * pages_for(spec["context"], spec["page_size"]) * spec["page_size"]
-    return sum(kv_bytes(fmt, layer.shape, slots, spec["dtype"]).total for layer in facts.layers)
+    size = sum(kv_bytes(fmt, layer.shape, slots, spec["dtype"]).total for layer in facts.layers)
+    return CellPlan(cell, decision, None, size, weights, scales)
 
 
 def plan_json(matrix: Matrix, cells: list[CellPlan], tasks: Plan, gate: Gate | None = None) -> dict[str, Any]:

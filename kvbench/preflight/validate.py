@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,6 @@ class Finding:
     facts: tuple[str, ...] = ()  # the models, and the data with its digests
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def as_text(self) -> str:
         many = f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}"
@@ -78,7 +75,11 @@ def of_matrix(
     absent = sorted({name for (name, _), sha in data.items() if sha == ABSENT})
     open_checks = list(uncovered(gate, matrix.cells, matrix.tasks, absent))
     faults = [(p.cell.name, p.problem) for p in plans if p.problem]
+    facts = list(_models(matrix.cells))
     judged = f"judged by {gate.name}" if gate else "no gate"
+    for (name, split), sha in data.items():
+        which = f" ({split})" if name == "wikitext2" else ""
+        facts.append(f"data {name}{which}: {'missing' if sha == ABSENT else f'sha256 {sha}'}")
     missing = (
         "data {0} is missing, so what it measures is reported as not evaluated; pass a folder that holds it "
         "with --data-dir, or see kvbench data fetch {0}."
@@ -87,7 +88,7 @@ def of_matrix(
         str(matrix.path),
         MATRIX,
         f"{len(matrix.cells)} cells, {len(matrix.tasks)} tasks, {judged}",
-        facts=(*_models(matrix.cells), *(_data_line(*key, sha) for key, sha in data.items())),
+        facts=tuple(facts),
         problems=(
             *_grouped((name, problem) for name, problem in faults if not problem.startswith(AT_LOAD)),
             *_grouped(_refused_tasks(matrix)),
@@ -118,11 +119,6 @@ def _models(cells: Sequence[Cell]) -> Iterator[str]:
         shapes = "; ".join(f"{q} query heads on {n} KV heads of {dim}" for q, n, dim in heads)
         limit = f", at most {facts.max_context} positions" if facts.max_context else ""
         yield f"model {name}: {facts.model_type}, {attention}, {shapes}{limit}"
-
-
-def _data_line(name: str, split: str, sha: str) -> str:
-    which = f" ({split})" if name == "wikitext2" else ""
-    return f"data {name}{which}: {'missing' if sha == ABSENT else f'sha256 {sha}'}"
 
 
 def _grouped(found: Iterable[tuple[str, str]]) -> Iterator[str]:

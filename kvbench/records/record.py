@@ -72,15 +72,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Record:
-    """One task's outcome.
+    """One task's outcome. `kvbench.records.schema` describes each field.
 
-    key: the task's content hash; runner, protocol: what measured it and by which version of its rules; spec:
-    the cell's keys this task depends on, expanded; options: the runner's options, expanded; decision:
-    `Decision` as a dict, or None when the task failed before it was taken; evidence: `Evidence` as a dict, or
-    None; samples: raw samples by name (lists); facts: counts, hashes, protocol facts; partial: why the result
-    covers less than the whole (limited, quick, random weights), or None; error: {"type", "message", "tail"}
-    for status error; {"reason", "message"} for refused and not_evaluated; seconds: wall time by a monotonic
-    clock.
+    decision, evidence: `Decision` and `Evidence` as dicts, or None. error: {"type", "message", "tail"} for
+    status error; {"reason", "message"} for refused and not_evaluated.
     """
 
     key: str

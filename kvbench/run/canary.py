@@ -43,27 +43,20 @@ class Canary:
 def canary(matrix: Matrix) -> Canary:
     """The cells and tasks to measure before the rest of the matrix."""
     smallest: dict[str, Cell] = {}
-    for cell in matrix.cells:
+    for cell in sorted(matrix.cells, key=lambda c: (c.spec["batch"] * c.spec["context"], c.spec["batch"])):
         engine = content_hash({key: value for key, value in cell.spec.items() if key not in _SIZE})
-        if engine not in smallest or _size(cell) < _size(smallest[engine]):
-            smallest[engine] = cell
+        smallest.setdefault(engine, cell)
+    cells = tuple(cell for cell in matrix.cells if cell in smallest.values())
     chosen: dict[str, Task] = {}
-    for cell in smallest.values():
-        chosen |= {task.key: task for task in _cheapest([t for t in matrix.tasks if cell.id in t.cells])}
+    for cell in cells:
+        own = [task for task in matrix.tasks if cell.id in task.cells]
+        stage = min(RUNNERS[task.runner].stage for task in own)
+        cheapest = [task for task in own if RUNNERS[task.runner].stage == stage]
+        chosen |= {task.key: task for task in (cheapest if stage == 0 else cheapest[:1])}
     # A quality task is compared with its baseline's record, so that is measured too.
     baselines = {task.baseline for task in chosen.values() if RUNNERS[task.runner].quality}
     tasks = tuple(task for task in matrix.tasks if task.key in chosen or task.key in baselines)
-    return Canary(tuple(smallest.values()), tasks)
-
-
-def _size(cell: Cell) -> tuple[int, int]:
-    return cell.spec["batch"] * cell.spec["context"], cell.spec["batch"]
-
-
-def _cheapest(tasks: Sequence[Task]) -> Sequence[Task]:
-    stage = min(RUNNERS[task.runner].stage for task in tasks)
-    found = [task for task in tasks if RUNNERS[task.runner].stage == stage]
-    return found if stage == 0 else found[:1]
+    return Canary(cells, tasks)
 
 
 def judged_alone(manifest: Manifest, records: Sequence[Record], of: Canary) -> Run:

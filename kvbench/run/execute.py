@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -72,11 +72,11 @@ class Setup:
 
     run_dir: RunDir
     environment: Mapping[str, Any]
-    command: Sequence[str]
     watcher: Callable[[], Watcher]
     data_dir: Path | None = None
     rerun: Rerun = "missing"
     executor: Executor | None = None
+    command: Sequence[str] = field(default_factory=lambda: ["kvbench", *sys.argv[1:]])
 
 
 def manifest_of(matrix: Matrix, environment: Mapping[str, Any], command: Sequence[str]) -> Manifest:
@@ -192,7 +192,3 @@ def cell_label(matrix: Matrix, task: Task) -> str:
 def announce(text: str) -> None:
     """Print one line about the whole run to stderr."""
     print(f"kvbench: {text}", file=sys.stderr, flush=True)
-
-
-def command_line() -> list[str]:
-    return ["kvbench", *sys.argv[1:]]

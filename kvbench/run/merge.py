@@ -25,19 +25,15 @@ from kvbench.run.execute import locked
 
 @dataclass(frozen=True)
 class Part:
-    """A run to merge. name: used in messages."""
-
-    name: str
+    name: str  # in messages
     run: Run
 
 
 @dataclass(frozen=True)
 class Merged:
-    """run: with the kept records; differences: sentences; missing: the titles of tasks without a record."""
-
-    run: Run
-    differences: tuple[str, ...]
-    missing: tuple[str, ...]
+    run: Run  # with the kept records
+    differences: tuple[str, ...]  # sentences
+    missing: tuple[str, ...]  # titles of tasks without a record
 
 
 def merge_runs(paths: Sequence[Path], out: Path) -> Merged:

@@ -1,9 +1,8 @@
 """Progress on stderr: a live bar with the cell and the time left on a terminal, one line per task elsewhere.
 
-The time left is estimated from tasks of the same kind: runner, variant, side (baseline or not) and shape
-(batch, context); where none was timed yet, the same of any shape, then of either side, then of any variant.
-Tasks of different runners differ a thousandfold, so no mean over runners is used. Times are not scaled by
-batch or context: on a GPU the first task of a kind is mostly loading and compiling.
+The time left is estimated from tasks of the same kind (`_kinds`). Tasks of different runners differ a
+thousandfold, so no mean over runners is used. Times are not scaled by batch or context: on a GPU the first
+task of a kind is mostly loading and compiling.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class TimeLeft:
 
 
 def _kinds(task: Task) -> tuple[Kind, ...]:
-    """The kinds of a task, the narrowest first."""
+    """Same runner, variant, side (baseline or not) and shape; then any shape; either side; any variant."""
     side = task.baseline is None
     shape = task.spec.get("batch"), task.spec.get("context")
     of = task.runner, task.variant
@@ -107,16 +106,14 @@ class Lines:
     def task(self, index: int, task: Task, name: str) -> None:
         self._label = f"[{index}/{self._total}] {task.title}: {name or 'the only cell'}"
 
-    def inside(self, done: int, total: int, note: str) -> None:
-        """Nothing: a log has one line per task."""
+    def inside(self, done: int, total: int, note: str) -> None: ...
 
     def finished(self, record: Record) -> None:
         self._left.finished(record.key, record.seconds, record.status == OK)
         left = str(self._left.rest())
         self._print(f"{self._label}: {_ending(record)} in {record.seconds:.1f} s{', ' if left else ''}{left}")
 
-    def close(self) -> None:
-        """Nothing to close."""
+    def close(self) -> None: ...
 
     def _print(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -171,8 +168,7 @@ class Bar:
 class Silent(Lines):
     """Nothing, for --quiet; the report shows how each task ended."""
 
-    def _print(self, text: str) -> None:
-        """Nothing."""
+    def _print(self, text: str) -> None: ...
 
 
 def _ending(record: Record) -> str:

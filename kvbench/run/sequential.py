@@ -7,11 +7,9 @@
 3. A failure of a required or built-in check stops the run, because nothing later can undo it. A pass needs
    every task: samples may stay small, but no task is left out.
 
-A sample starts small only where the gate checks it, and only by metrics with an interval: a single value (a
-largest divergence, a mean time) has no level to divide among several looks. A gate without `allow_partial`
-accepts no limited sample, so under such a gate each sample is taken whole at once.
-
-Each step's tasks have keys and records of their own, so an interrupted run continues where it stopped.
+A sample starts small only where the gate accepts limited samples and checks it by metrics with an interval: a
+single value has no level to divide among several looks. Each step has records of its own, so an interrupted
+run continues where it stopped.
 """
 
 from __future__ import annotations

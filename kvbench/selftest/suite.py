@@ -171,7 +171,7 @@ def measured(cell: str, inject: Inject) -> Measured:
             write_checkpoint(checkpoint)
         with inject():
             loaded = matrix.load(HERE / "matrix.yaml", words, host=here, fingerprint_model=fingerprint)
-            run(loaded, Setup(run_dir, here.environment, ["kvbench", "selftest"], Silent, rerun="all"))
+            run(loaded, Setup(run_dir, here.environment, Silent, rerun="all"))
             left = run_dir.load()
             return Measured(left, metrics.derive(left))
 

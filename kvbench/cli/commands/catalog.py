@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from typer import Argument, Exit, Option
@@ -32,8 +33,7 @@ Device = Annotated[str, Option("--device", metavar="auto|cpu|cuda", help=_DEVICE
 
 
 def models(action: Action = "list", name: ModelNames = None, json_: options.Json = False) -> None:
-    """Show the models that are known by name, fetch one, or verify the bytes of those here. verify exits 1
-    when a file is broken."""
+    """Show the models known by name, fetch some, or verify those here. verify exits 1 for a broken file."""
     with handled("no partial file is kept; run the same command to continue"):
         from kvbench.models.catalog import ALIASES
         from kvbench.models.download import fetch
@@ -58,8 +58,7 @@ def data(
     data_dir: options.Data = None,
     json_: options.Json = False,
 ) -> None:
-    """Show the evaluation data, fetch it through the hub where that is allowed, or verify all that is here.
-    verify exits 1 when a set is broken."""
+    """Show the evaluation data, fetch it where allowed, or verify it. verify exits 1 when a set is broken."""
     with handled("run the same command to continue"):
         from kvbench.preflight import assets
 
@@ -98,7 +97,7 @@ def _show_held(held: Sequence[Any], as_json: bool, named: bool = False) -> None:
     from kvbench.preflight.assets import BROKEN, NOT_HERE
 
     lines = "\n".join(one.as_text() for one in held) or "nothing is here to verify"
-    show(as_json, [one.as_json() for one in held], lines)
+    show(as_json, [asdict(one) for one in held], lines)
     states = {one.state for one in held}
     if BROKEN in states:
         raise Exit(1)
@@ -122,8 +121,7 @@ def formats(
     device: Device = "auto",
     json_: options.Json = False,
 ) -> None:
-    """Show the formats: what they store, bytes a token for a shape, error bounds, and which backends support
-    them or why not."""
+    """Show the formats: storage, bytes a token for a shape, error bounds, and which backends run them."""
     with handled("nothing was written"):
         from kvbench.machine.host import host
         from kvbench.preflight.capabilities import format_rows, weight_rows

@@ -36,8 +36,7 @@ def calibrate(
     data_dir: options.Data = None,
     json_: options.Json = False,
 ) -> None:
-    """Measure K and V of a text and write the scales of a static KV format, for `scale: OUT.json` in a
-    matrix."""
+    """Measure K and V of a text and write a static KV format's scales, for `scale: OUT.json` in a matrix."""
     with handled(NOTHING_WRITTEN):
         check_data_dir(data_dir)
         from kvbench.engines.reference.kv import calibrate as calibration
@@ -53,8 +52,7 @@ def quantize(
     dtype: Annotated[str | None, Option("--dtype", metavar=options.DTYPES, help=_NATIVE)] = None,
     json_: options.Json = False,
 ) -> None:
-    """Write a checkpoint with FP8 weights (E4M3, one scale for each 128x128 block), for weights:
-    fp8_block128."""
+    """Write a checkpoint for weights: fp8_block128 (E4M3, one scale for each 128x128 block)."""
     with handled(NOTHING_WRITTEN):
         from kvbench.engines.reference.weights.quantize_checkpoint import quantize_checkpoint
 
@@ -67,8 +65,7 @@ def selftest(
     list_: Annotated[bool, Option("--list", help="Show the faults and the known holes; run nothing")] = False,
     json_: options.Json = False,
 ) -> None:
-    """Break the engine on purpose, one fault at a time, and check that the gate catches each. Exits 0 when it
-    does."""
+    """Break the engine on purpose, one fault at a time. Exits 0 when the gate catches each."""
     with handled("nothing of a self-test is kept"):
         from kvbench.selftest.suite import listing, run_suite
         from kvbench.selftest.table import FAULTS, HOLES

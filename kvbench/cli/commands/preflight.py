@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,8 +27,7 @@ def init(
         Option("--format", help="The KV format to compare with native", autocompletion=completion.kv_formats),
     ] = "int8_sym",
 ) -> None:
-    """Write a commented matrix, its gate, and the JSON Schemas with which editors complete both. Overwrites
-    nothing."""
+    """Write a commented matrix, its gate, and JSON Schemas for editors. Overwrites nothing."""
     with handled("run the same command to start again"):
         from kvbench.preflight.init import write
 
@@ -75,7 +75,7 @@ def validate(
 
         all_ = [found(path) for path in files]
         code = 2 if any(one.problems for one in all_) else 0
-        answer = {"files": [one.as_json() for one in all_], "exit_code": code}
+        answer = {"files": [asdict(one) for one in all_], "exit_code": code}
         show(json_, answer, "\n".join(one.as_text() for one in all_))
         raise Exit(code)
 
@@ -92,8 +92,7 @@ def plan(
     shard: options.Shard = None,
     json_: options.Json = False,
 ) -> None:
-    """Show what would run: cells, backends with reasons, expected bytes, reused records, and gate checks that
-    this matrix cannot answer."""
+    """Show what would run: cells, backends with reasons, expected bytes, reused records, open gate checks."""
     with handled():
         from kvbench.preflight.plan import plan_cell, plan_json, plan_text
         from kvbench.records import shards
@@ -122,8 +121,7 @@ def plan(
 
 
 def doctor(data_dir: options.Data = None, json_: options.Json = False) -> None:
-    """Check versions, device, clocks, other processes, free cores, disk and data; each is ok or has a remedy.
-    Exits 1 for a problem."""
+    """Check versions, device, clocks, other processes, free cores, disk and data. Exits 1 for a problem."""
     with handled("nothing was written"):
         from kvbench.preflight.checkup import collect
         from kvbench.preflight.doctor import PROBLEM, lines
@@ -131,6 +129,6 @@ def doctor(data_dir: options.Data = None, json_: options.Json = False) -> None:
         check_data_dir(data_dir)
         found = lines(collect(data_dir))
         code = 1 if any(line.state == PROBLEM for line in found) else 0
-        answer = {"lines": [line.as_json() for line in found], "exit_code": code}
+        answer = {"lines": [asdict(line) for line in found], "exit_code": code}
         show(json_, answer, "\n".join(line.as_text() for line in found))
         raise Exit(code)

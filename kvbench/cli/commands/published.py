@@ -24,8 +24,7 @@ def check_table(
     csv: Annotated[list[Path], Argument(help="Published tables, e.g. reports/reference/fp8_itl.csv")],
     json_: options.Json = False,
 ) -> None:
-    """Check published tables: units, ratios, identities, what bytes and questions allow. Exits 1 when a rule
-    finds something."""
+    """Check published tables: units, ratios, identities, what bytes and questions allow. 1: a finding."""
     with handled(NOTHING_WRITTEN):
         from kvbench.published.rules import RULES, as_json, as_text, check
         from kvbench.published.table import read
@@ -89,9 +88,7 @@ def reproduce(
             words = [*([f"model={json.dumps(model)}"] if model else []), *set_]
             loaded, here = load_matrix(matrix, words, None, data_dir)
             stored = out or Path("runs") / loaded.name
-            command = execute.command_line()
-            setup = execute.Setup(RunDir(stored), here, command, lambda: watcher(json_), data_dir)
-            execute.run(loaded, setup)
+            execute.run(loaded, execute.Setup(RunDir(stored), here, lambda: watcher(json_), data_dir))
         arguments = [*(["--model", model] if model else []), *(w for text in set_ for w in ("--set", text))]
         again = shlex.join(["kvbench", "reproduce", source, table, *arguments])
         done = _reproduced(name, found, stored, again)

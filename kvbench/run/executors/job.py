@@ -1,9 +1,5 @@
 """One cell's work as an independent job, passed as JSON to a fresh process.
 
-    {"cell": name, "device": "cpu" or "cuda", "tasks": [...], "identities": {key: identity in the key},
-     "baselines": {key: record or null}, "data_dir": path or null, "cwd": path,
-     "variables": {name: value or null}}
-
 A job has the tasks to measure whose first cell it is. Tasks that are compared with a baseline need its
 record, so jobs run in two waves, baselines first.
 """
@@ -35,13 +31,13 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TRITON_INTERPRET", "KVBENCH_
 
 @dataclass(frozen=True)
 class Job:
-    """One cell's work; the fields are those of the JSON above."""
+    """One cell's work; the JSON has these fields."""
 
     cell: str
     device: str
     tasks: tuple[Task, ...]
-    identities: Mapping[str, Any]
-    baselines: Mapping[str, Any]
+    identities: Mapping[str, Any]  # by key, as in the key
+    baselines: Mapping[str, Any]  # by key: a record, or null
     data_dir: str | None
     cwd: str
     variables: Mapping[str, str | None]

@@ -6,7 +6,7 @@ Each rule is a pure function: None when it holds, else a `Rejected` with a stabl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from kvbench.errors import NO_DEVICE, NotAvailable, Refused
 from kvbench.matrix.cells import Task
@@ -18,19 +18,6 @@ from kvbench.records.record import OK, Record
 from kvbench_kernels.support import Rejected
 
 NO_BASELINE = "no_baseline"
-
-
-class LoadedFacts(Protocol):
-    """What `another_model` compares of two loaded models."""
-
-    @property
-    def facts(self) -> ModelFacts: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def random(self) -> bool: ...
-    @property
-    def vocab_size(self) -> int: ...
 
 
 def random_weights(what: str, spec: Mapping[str, Any]) -> Rejected | None:
@@ -78,8 +65,8 @@ def too_long(task: Task, facts: ModelFacts) -> Rejected | None:
     return context_fault(facts, task.spec["context"], task.options.get("new_tokens", 0))
 
 
-def another_model(model: LoadedFacts, native: LoadedFacts) -> Rejected | None:
-    """The native cells must run on the same model: only the format of the weights may differ."""
+def another_model(model: Any, native: Any) -> Rejected | None:
+    """The native cells must run on the same model (both loaded): only the weights' format may differ."""
     for what, own, other in (
         ("layers", model.facts.layers, native.facts.layers),
         ("model_type", model.facts.model_type, native.facts.model_type),
