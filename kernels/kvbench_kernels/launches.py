@@ -56,14 +56,12 @@ def at_layer(layer: int | None) -> None:
 @contextmanager
 def product(m: int, n: int, k: int) -> Iterator[None]:
     """Launches inside the `with` belong to the product of x [m, k] and a weight [n, k]."""
-    recording = _current.get()
-    if recording is not None:
-        recording.product = m, n, k
+    recording = _current.get() or Recording()
+    recording.product = m, n, k
     try:
         yield
     finally:
-        if recording is not None:
-            recording.product = None
+        recording.product = None
 
 
 @contextmanager

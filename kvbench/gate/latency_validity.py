@@ -38,13 +38,14 @@ TIME, RATE, RATIO = "time", "rate", "ratio"
 
 # metric: (the quantity that it is worked out from, as in `steadiness`; what becomes of it)
 JUDGED: dict[str, tuple[str, str]] = {
-    "ttft_ms": ("ttft", TIME), "prefill_tok_s": ("ttft", RATE), "ttft_ratio": ("ttft", RATIO),
-    "itl_ms": ("itl", TIME), "itl_p50_ms": ("itl", TIME), "itl_p90_ms": ("itl", TIME),
-    "itl_p99_ms": ("itl", TIME),
-    "itl_max_ms": ("itl", TIME), "decode_tok_s": ("itl", RATE), "decode_read_gb_s": ("itl", RATE),
-    "decode_bandwidth_share": ("itl", RATE), "itl_ratio": ("itl", RATIO),
+    "ttft_ms": ("ttft", TIME),
+    "prefill_tok_s": ("ttft", RATE),
+    "ttft_ratio": ("ttft", RATIO),
+    **{f"itl_{name}ms": ("itl", TIME) for name in ("", "p50_", "p90_", "p99_", "max_")},
+    **dict.fromkeys(("decode_tok_s", "decode_read_gb_s", "decode_bandwidth_share"), ("itl", RATE)),
+    "itl_ratio": ("itl", RATIO),
     "request_ms": ("request", TIME),
-}  # fmt: skip
+}
 TAILS = frozenset({"itl_p90_ms", "itl_p99_ms", "itl_max_ms"})
 _NAMES = {"ttft": "TTFT", "itl": "ITL", "request": "a request's time"}
 STEADY_PCT = 10.0  # a smaller change over the run of an absolute time is that of a steady machine

@@ -14,21 +14,8 @@ from kvbench.gate.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
 from kvbench.matrix.cells import Cell, Task, text
 from kvbench.matrix.resolve import ASPECTS, AUTO
 from kvbench.matrix.runners import RUNNERS
-from kvbench.records.record import (
-    LEVELS,
-    MISMATCH,
-    NOT_APPLICABLE,
-    NOT_AVAILABLE,
-    NOT_SHOWN,
-    OK,
-    RUNGS,
-    UNVERIFIED,
-    VERIFIED,
-    Evidence,
-    Level,
-    Record,
-    rung,
-)
+from kvbench.records import record as states
+from kvbench.records.record import LEVELS, OK, RUNGS, Evidence, Level, Record, rung
 from kvbench.records.run import Run
 
 LIMIT = "requested = resolved = effective, verified"
@@ -127,7 +114,7 @@ def judge_precision(
     shown = Evidence(**{**evidence, "levels": tuple(x for x in levels if _counts(x, required))})
     wrong = _contradicted(decision, shown) or _not_shown(decision, levels, shown, required)
     if not wrong.reason and facts.get("scale_kind") == "unknown":
-        wrong = PrecisionVerdict(MISMATCH, f"mismatch: {facts.get('scale_source')}")
+        wrong = PrecisionVerdict(states.MISMATCH, f"mismatch: {facts.get('scale_source')}")
     return wrong if wrong.reason else verdict
 
 
@@ -154,17 +141,17 @@ def _contradicted(decision: Mapping[str, Any], evidence: Evidence) -> PrecisionV
     """A verdict unless resolved = effective and every level that counts is verified."""
     shown = {"kv_format": evidence.effective, "weights": evidence.effective_weights}
     off = [aspect for aspect in shown if shown[aspect] != decision[aspect]["resolved"]]
-    if evidence.state == VERIFIED and not off:
+    if evidence.state == states.VERIFIED and not off:
         return None
     of = off or ["kv_format"]
     resolved = " and ".join(decision[aspect]["resolved"] for aspect in of)
     effective = " and ".join(shown[aspect] for aspect in of)
     why = f"The engine was made for {effective}: the decision did not reach the engine."
-    if evidence.state != VERIFIED:
-        states = (MISMATCH,) if evidence.state == MISMATCH else NOT_SHOWN
-        lost = [f"{level.name}: {level.sentence}" for level in evidence.levels if level.state in states]
+    if evidence.state != states.VERIFIED:
+        wanted = (states.MISMATCH,) if evidence.state == states.MISMATCH else states.NOT_SHOWN
+        lost = [f"{level.name}: {level.sentence}" for level in evidence.levels if level.state in wanted]
         why = " ".join(lost) or why
-    state = evidence.state if evidence.state != VERIFIED else MISMATCH
+    state = evidence.state if evidence.state != states.VERIFIED else states.MISMATCH
     return PrecisionVerdict(state, f"{state}: {resolved} was resolved, the evidence shows {effective}. {why}")
 
 
@@ -173,8 +160,10 @@ def _not_shown(
 ) -> PrecisionVerdict:
     """Levels that must be verified and are not there, or say that they do not apply."""
     needed = [name for name in LEVELS if rung(name) <= required]
-    silent = [x.name for x in evidence.levels if x.name.endswith("-weights") and x.state != VERIFIED]
-    idle = [x.name for x in levels if x.state == NOT_APPLICABLE and x.name in set(needed) - _MAY_BE_IDLE]
+    silent = [x.name for x in evidence.levels if x.name.endswith("-weights") and x.state != states.VERIFIED]
+    idle = [
+        x.name for x in levels if x.state == states.NOT_APPLICABLE and x.name in set(needed) - _MAY_BE_IDLE
+    ]
     lacking = [name for name in needed if name not in {x.name for x in levels}]
     if silent and decision["weights"]["resolved"] != "native":
         sentence = f"{', '.join(silent)} say nothing of the quantized weights; run the matrix again."
@@ -184,7 +173,7 @@ def _not_shown(
         sentence = f"the evidence lacks {', '.join(lacking)}; run the matrix again."
     else:
         return PrecisionVerdict()
-    return PrecisionVerdict(UNVERIFIED, f"unverified: {sentence}")
+    return PrecisionVerdict(states.UNVERIFIED, f"unverified: {sentence}")
 
 
 def _undeclared(spec: Spec, aspect: str, choice: Mapping[str, Any]) -> str:
@@ -202,22 +191,28 @@ def _undeclared(spec: Spec, aspect: str, choice: Mapping[str, Any]) -> str:
 def _counts(level: Level, required: str) -> bool:
     """A mismatch always counts. The native arm stands on the rungs that are unverified in it."""
     stands_on = level.facts.get("unverified") or [level.name if level.name in LEVELS else RUNGS[0]]
-    return level.state == MISMATCH or min(map(rung, stands_on)) <= required
+    return level.state == states.MISMATCH or min(map(rung, stands_on)) <= required
 
 
 def _confirmed(spec: Spec, records: Sequence[Record], fallbacks: Sequence[str], required: str) -> str:
     own = {record.runner for record in records}
     ran = [runner for runner in RUNNERS if runner in own]  # cells of one finding say it alike
-    levels: dict[str, dict[str, None]] = {VERIFIED: {}, UNVERIFIED: {}, NOT_AVAILABLE: {}}
+    levels: dict[str, dict[str, None]] = {
+        states.VERIFIED: {},
+        states.UNVERIFIED: {},
+        states.NOT_AVAILABLE: {},
+    }
     for record in records:
         assert record.evidence is not None
         for level in record.evidence["levels"]:
             levels.get(level["state"], {})[level["name"]] = None
-    shown = f"verified by {', '.join(levels[VERIFIED])} in {', '.join(ran)}"
-    if levels[UNVERIFIED]:
-        shown += f"; unverified, which the gate allows above {required}: {', '.join(levels[UNVERIFIED])}"
-    if levels[NOT_AVAILABLE]:
-        shown += f"; not available from this engine: {', '.join(levels[NOT_AVAILABLE])}"
+    shown = f"verified by {', '.join(levels[states.VERIFIED])} in {', '.join(ran)}"
+    if levels[states.UNVERIFIED]:
+        shown += (
+            f"; unverified, which the gate allows above {required}: {', '.join(levels[states.UNVERIFIED])}"
+        )
+    if levels[states.NOT_AVAILABLE]:
+        shown += f"; not available from this engine: {', '.join(levels[states.NOT_AVAILABLE])}"
     shown += "."
     if fallbacks:
         return f"a declared fallback, which the gate allows: {'; '.join(fallbacks)}; {shown}"

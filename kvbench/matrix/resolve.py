@@ -121,10 +121,8 @@ def _triton_supports(request: Request, facts: ModelFacts) -> Accepted | Rejected
         if isinstance(answer := supports(needs), Rejected):
             return answer
     if request.prefill_reads != "stored":
-        return Rejected(
-            "fresh_reads",
-            "The Triton kernels read every token from the pages; prefill_reads: fresh runs on backend torch.",
-        )
+        sentence = "The Triton kernels read every token from the pages; fresh reads run on backend torch."
+        return Rejected("fresh_reads", sentence)
     return _torch_supports(request, facts)
 
 

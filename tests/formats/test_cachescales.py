@@ -152,6 +152,7 @@ def test_a_format_that_the_scales_are_not_for_is_refused_with_the_reason(config_
     ("change", "words"),
     [
         ({"symmetric": False}, "symmetric: False"), ({"dynamic": True}, "dynamic: True"),
+        ({"symmetric": 1}, "symmetric: 1"),
         ({"dynamic": "local"}, "dynamic: local"), ({"strategy": "channel"}, "strategy: channel"),
         ({"strategy": "attn_head"}, "strategy: attn_head"), ({"num_bits": 4}, "num_bits: 4"),
         ({"group_size": 64}, "group_size: 64"), ({"type": None}, "type: None"),

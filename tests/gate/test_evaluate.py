@@ -42,25 +42,6 @@ def test_a_sound_run_passes():
     assert (found.cell, found.value, found.metric) == (CAND, 0.515625, "kv_ratio_16bit")
 
 
-@pytest.mark.parametrize(
-    ("status", "error", "name", "reason"),
-    [
-        ("error", {"type": "OutOfMemoryError", "message": "no room"}, "cell error", "error"),
-        ("refused", {"reason": "invalid_context", "message": "4096 do not fit."}, "refused", "refused"),
-    ],
-)
-def test_a_task_without_a_result_is_exit_3_with_its_message(status, error, name, reason):
-    run = scored().change(CAND, "perplexity", status=status, error=error)
-    verdict = judge(run, RATIO)
-    assert verdict.exit_code == 3
-    (found,) = of(verdict, NOT_EVALUATED)
-    assert (found.check, found.cell, found.required, found.reason) == (name, CAND, True, reason)
-    for part in error.values():
-        assert part in found.sentence
-    # A failure outranks it.
-    assert judge(run, check("kv_ratio_16bit", 0.1, 0.2, kv_format="int8_sym")).exit_code == 1
-
-
 def test_what_is_not_available_counts_only_where_a_required_check_needs_it():
     error = {"reason": "not_available", "message": "Get it with `make data`."}
     run = scored().change("", "perplexity", status="not_evaluated", error=error)
@@ -224,14 +205,6 @@ def test_an_optional_check_counts_only_with_a_value():
     assert verdict.exit_code == 0
     assert (verdict.outcomes[-1].status, verdict.outcomes[-1].required) == (NOT_EVALUATED, False)
     assert judge(scored(2.0), RATIO, OPTIONAL).exit_code == 1
-
-
-def test_a17_t6_values_that_may_not_be_compared_are_not_judged():
-    run = scored()
-    run.records[3].facts["protocol"] = "rows512"
-    verdict = judge(run, RATIO, PPL)
-    assert (verdict.exit_code, verdict.outcomes[-1].reason) == (3, "not_measured")
-    assert "not comparable with the baseline: protocol is" in verdict.outcomes[-1].sentence
 
 
 def test_a_partial_result_satisfies_no_gate_that_does_not_allow_it():

@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvbench.formats.kv import KV_FORMATS
-from kvbench_kernels.attention.decode import choose_splits, paged_decode
+from kvbench_kernels.attention.decode import paged_decode
 from kvbench_kernels.attention.prefill import paged_prefill
 from kvbench_kernels.attention.reference import paged_decode_torch, paged_prefill_torch
 from kvbench_kernels.attention.tiles import execution
@@ -58,15 +58,6 @@ def test_decode_and_prefill_equal_their_twins(fmt: str, head_dim: int, dtype: to
     new = [1, 16, 200, 130]
     q = queries(sum(new), 8, head_dim, dtype=dtype, device=DEVICE)
     assert_close(prefilled(pool, q, new), prefilled(pool, q, new, twin=True))
-
-
-@pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
-def test_the_shape_of_an_8b_model_at_its_own_splits(fmt: str) -> None:
-    lengths = (16_384, 1, 4000, 9999)
-    pool = random_pool(fmt, torch.bfloat16, lengths, DEVICE, kv_heads=8, head_dim=128, value_dim=128)
-    q = queries(4, 32, 128, dtype=torch.bfloat16, device=DEVICE)
-    splits = choose_splits(4, 8, max(lengths), torch.cuda.get_device_properties(0).multi_processor_count)
-    assert_close(decoded(pool, q, splits), decoded(pool, q, 1, twin=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

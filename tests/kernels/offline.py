@@ -148,13 +148,8 @@ def activation() -> dict[str, tuple[list[str], int]]:
     found = {}
     for m in (1, 16, 64, 8192):
         launch = launch_shape(m, 4096)
-        constants = {
-            "ROWS": launch.rows,
-            "GROUPS": launch.groups,
-            "VECTOR": launch.vector,
-            "EVEN_K": True,
-            "PDL": True,
-        }
+        constants = {"ROWS": launch.rows, "GROUPS": launch.groups, "VECTOR": launch.vector}
+        constants |= {"EVEN_K": True, "PDL": True}
         for dtype in ("bf16", "fp16", "fp32"):
             types = {"x": f"*{dtype}", "codes": "*u8", "scales": "*fp32"}
             aligned = ("k", "stride_x", "stride_scales")
@@ -249,27 +244,15 @@ def kv(fmt: str) -> dict[str, int]:
     codes = {None: ("*bf16", "*bf16"), "int8": ("*i8", "*i8"), "float8_e4m3fn": ("*u8", "*i8")}
     written, read = codes[layout.payload_dtype]
     scale = {None: None, "float16": "*fp16", "float32": "*fp32"}[layout.scale_dtype]
-    shape = {
-        "FMT": fmt,
-        "HEADS": 8,
-        "DIM": 128,
-        "VALUE_DIM": 128,
-        "PAGE_SIZE": 16,
-        "BLOCK": 128,
-        "VALUE_BLOCK": 128,
-    }
-    kinds = {
-        "E4M3": layout.payload_dtype == "float8_e4m3fn",
-        "ROW_SCALE": layout.scale_per_row,
-        "TOKENS": 32,
-        "ROWS": 4,
-    }
+    fixed: dict[str, Any] = dict.fromkeys(("DIM", "VALUE_DIM", "BLOCK", "VALUE_BLOCK"), 128)
+    fixed |= {"FMT": fmt, "HEADS": 8, "PAGE_SIZE": 16, "TOKENS": 32, "ROWS": 4}
+    fixed |= {"E4M3": layout.payload_dtype == "float8_e4m3fn", "ROW_SCALE": layout.scale_per_row}
     found = {}
     for kernel, payload, tensors in (
         (write._kv_write, written, {"k": "*bf16", "v": "*bf16", "slots": "*i64", "health": "*i64"}),
         (gather._kv_gather, read, {"k": "*bf16", "v": "*bf16", "table": "*i32", "reads": "*i64"}),
     ):
-        constants: dict[str, Any] = {**shape, **kinds}
+        constants = dict(fixed)
         types = {**tensors, "k_pages": payload, "v_pages": payload}
         if scale is None:
             constants |= {"k_scale": None, "v_scale": None}

@@ -10,17 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench_kernels.gemm.blockwise import (
-    BLOCK,
-    dequantize_blocks,
-    fp8_dequantize_matmul_torch,
-    quantize_blocks,
-    scale_shape,
-)
+from kvbench_kernels.gemm.blockwise import BLOCK, quantize_blocks, scale_shape
 from kvbench_kernels.gemm.w8a16 import Tiling, config, supports_w8a16, w8a16
 from kvbench_kernels.gemm.w8a16_config import M_MAX, rows_padded
 from kvbench_kernels.kv.quantize import e4m3_to_float
-from kvbench_kernels.launches import record
 from kvbench_kernels.splitk import tickets_of
 from tests.kernels.cover import cover
 from tests.kernels.offline import compiled
@@ -240,35 +233,6 @@ def test_a_split_product_gives_the_same_bits_and_leaves_its_tickets_at_zero(name
     tickets = tickets_of(x.device, 1)
     assert not tickets.any()
     assert torch.equal(first, w8a16(x, codes, scales, tiling=TILINGS[name]))
-
-
-def test_the_twin_agrees(device: str) -> None:
-    torch.manual_seed(0)
-    x, (codes, scales) = made_x(4, 256, torch.float32, device), made_weight(200, 256, device)
-    bias = torch.randn(200, device=device)
-    torch.testing.assert_close(
-        w8a16(x, codes, scales, bias),
-        fp8_dequantize_matmul_torch(x, codes, scales, bias),
-        rtol=1e-5,
-        atol=1e-5,
-    )
-    assert torch.equal(
-        dequantize_blocks(codes, scales)[:1, :1], e4m3_to_float(codes)[:1, :1] * scales[:1, :1]
-    )
-
-
-@pytest.mark.parametrize(("m", "name"), [(1, "w8a16_vector"), (64, "w8a16_dot")])
-def test_a_launch_says_its_name(m: int, name: str, device: str) -> None:
-    codes, scales = made_weight(64, 128, device)
-    with record() as launches:
-        w8a16(torch.ones(m, 128, dtype=torch.float16, device=device), codes, scales)
-    assert [launch.name for launch in launches] == [name]
-
-
-def test_an_early_launch_is_ignored_where_there_is_none(device: str) -> None:
-    x, (codes, scales) = made_x(1, 128, torch.float16, device), made_weight(8, 128, device)
-    early = w8a16(x, codes, scales, tiling=Tiling("vector", 8, 128, pdl=True))
-    assert torch.equal(early, w8a16(x, codes, scales, tiling=Tiling("vector", 8, 128)))
 
 
 def test_what_is_refused(device: str) -> None:

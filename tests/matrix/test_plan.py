@@ -1,11 +1,8 @@
-"""What `kvbench plan` prints: fallbacks with reasons, checks that nothing answers, and a device that is
-missing."""
+"""What `kvbench plan` prints: fallbacks with reasons, checks that nothing answers, a missing device."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -24,11 +21,11 @@ CUDA = {"device": "cuda", "device_reason": "1 GPU(s) visible"}
 
 
 @pytest.fixture
-def planned(make: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def planned(make, tmp_path, monkeypatch):
     """planned(matrix, environment): the lines of the plan, up to those on the gate."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
-    def lines(text: str, environment: dict[str, str] = CPU) -> list[str]:
+    def lines(text, environment=CPU):
         matrix = make(text if "axes:" in text else "axes: {batch: [1]}\n" + text)
         tasks = plan_tasks(matrix, RunDir(tmp_path / "run"), "missing")
         shown = plan_text(matrix, [plan_cell(cell) for cell in matrix.cells], tasks, environment)
@@ -38,15 +35,12 @@ def planned(make: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_fallback_has_its_reason_and_each_reason_one_sentence(planned):
-    lines = planned(
-        "axes: {kv_format: [native, int8_sym], batch: [1, 2]}\n"
-        "engine: {backend: triton, fallback: allow, device: cpu}"
-    )
+    axes = "axes: {kv_format: [native, int8_sym], batch: [1, 2]}\n"
+    lines = planned(f"{axes}engine: {{backend: triton, fallback: allow, device: cpu}}")
     assert lines.count("      backend: triton -> torch, fell back (no_gpu)") == 4
     assert lines.count("        rejected triton: no_gpu") == 4
-    assert [line.split(":")[0].strip() for line in lines[-3:]] == [
-        "no_gpu", "graph_needs_triton_on_gpu", "layer_needs_triton_on_gpu",
-    ]  # fmt: skip
+    reasons = ["no_gpu", "graph_needs_triton_on_gpu", "layer_needs_triton_on_gpu"]
+    assert [line.split(":")[0].strip() for line in lines[-3:]] == reasons
 
 
 @pytest.mark.parametrize(
@@ -119,9 +113,8 @@ def test_a_cuda_device_that_is_not_here_is_said_first(planned):
 
 
 def test_bytes_of_weights_are_planned_by_formula(planned):
-    lines = planned(
-        "axes: {weights: [native, fp8_block128]}\nengine: {dtype: float32}\nmodel: smollm2-135m-instruct"
-    )
+    axes = "axes: {weights: [native, fp8_block128]}\n"
+    lines = planned(f"{axes}engine: {{dtype: float32}}\nmodel: smollm2-135m-instruct")
     assert sum(line.endswith(" B of KV, 538,060,032 B of weights") for line in lines) == 1
     at = next(i for i, line in enumerate(lines) if line.endswith(" B of KV, 219,585,072 B of weights"))
     parts = "106,168,320 of codes + 30,000 of scales + 113,386,752 native"

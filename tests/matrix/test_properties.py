@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvbench.errors import UsageError
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.load import Matrix, load
+from kvbench.matrix.load import load
 
-VALUES: dict[str, list[Any]] = {
-    "kv_format": ["native", "int8_sym", "fp8_e4m3", "int8_static"],
-    "batch": [1, 2, 4],
-    "context": [8, 16],
-    "page_size": [8, 16],
-    "backend": ["torch", "triton"],
-    "scale": [0.05, 1, {"k": 0.5, "v": 1}],
+VALUES = {
+    "kv_format": ["native", "int8_sym", "fp8_e4m3", "int8_static"], "batch": [1, 2, 4], "context": [8, 16],
+    "page_size": [8, 16], "backend": ["torch", "triton"], "scale": [0.05, 1, {"k": 0.5, "v": 1}],
     "model": ["a", "b", {"source": "b", "weights": "random"}],
-}
+}  # fmt: skip
 
 
-def points(keys: list[str]) -> st.SearchStrategy[dict[str, Any]]:
+def points(keys):
     optional = {key: st.sampled_from(VALUES[key]) for key in keys}
     return st.fixed_dictionaries({}, optional=optional).filter(bool)
 
 
 @st.composite
-def matrices(draw: st.DrawFn) -> dict[str, Any]:
+def matrices(draw):
     """Mostly matrices that are accepted: static formats have a scale, scales a static format."""
     keys = draw(st.lists(st.sampled_from(list(VALUES)), unique=True, min_size=1))
     axes = {key: draw(st.lists(st.sampled_from(VALUES[key]), min_size=1, max_size=3)) for key in keys}
@@ -40,7 +33,11 @@ def matrices(draw: st.DrawFn) -> dict[str, Any]:
         axes["kv_format"] = [*axes.get("kv_format", []), "int8_static"]
     elif "kv_format" in axes:
         axes["kv_format"] = [fmt for fmt in axes["kv_format"] if fmt != "int8_static"] or ["int8_sym"]
-    include = [_with_scale(entry) for entry in draw(st.lists(points(list(VALUES)), max_size=3))]
+    include = draw(st.lists(points(list(VALUES)), max_size=3))
+    for i, entry in enumerate(include):
+        static = entry.get("kv_format") == "int8_static"
+        kept = {key: value for key, value in entry.items() if static or key != "scale"}
+        include[i] = {"scale": 0.05, **kept} if static else kept
     fixable = [key for key in ("batch", "page_size", "backend") if key not in axes]
     return {
         **({} if "model" in axes else {"model": "a"}),
@@ -52,20 +49,14 @@ def matrices(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def _with_scale(entry: dict[str, Any]) -> dict[str, Any]:
-    if entry.get("kv_format") == "int8_static":
-        return {"scale": 0.05, **entry}
-    return {key: value for key, value in entry.items() if key != "scale"}
-
-
-def shuffled(data: Any, draw: st.DrawFn) -> Any:
-    """The same content with the keys of every mapping but `axes` and `runners` in another order."""
+def shuffled(data, draw):
+    """The same content with the keys of every mapping in another order."""
     if isinstance(data, dict):
         return {key: shuffled(data[key], draw) for key in draw(st.permutations(list(data)))}
     return [shuffled(part, draw) for part in data] if isinstance(data, list) else data
 
 
-def loaded(tmp_path: Path, data: Mapping[str, Any]) -> Matrix | None:
+def loaded(tmp_path, data):
     """The matrix, or None when it is refused: a random one may lack a scale. JSON is YAML."""
     (tmp_path / "m.yaml").write_text(json.dumps(data))
     try:
@@ -76,16 +67,14 @@ def loaded(tmp_path: Path, data: Mapping[str, Any]) -> Matrix | None:
     return None
 
 
-PROPERTY = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+SHARED = [HealthCheck.function_scoped_fixture]
+PROPERTY = settings(max_examples=60, deadline=None, suppress_health_check=SHARED)
 
 
 @PROPERTY
 @given(data=matrices())
 def test_every_cell_is_complete_unique_and_has_a_baseline(tmp_path, data):
-    matrix = loaded(tmp_path, data)
-    if matrix is None:
+    if (matrix := loaded(tmp_path, data)) is None:
         return
     assert matrix.cells
     by_id = {cell.id: cell for cell in matrix.cells}
@@ -103,8 +92,8 @@ def test_every_cell_is_complete_unique_and_has_a_baseline(tmp_path, data):
         assert cell.is_baseline == (cell.spec == native)
         measured = sorted(f"{t.runner} {t.variant}" for t in matrix.tasks if cell.id in t.cells)
         assert measured == ["perplexity pydoc stream512", "perplexity wikitext2 stream512", "storage "]
-    first_candidate = next((i for i, c in enumerate(matrix.cells) if not c.is_baseline), len(matrix.cells))
-    assert all(not cell.is_baseline for cell in matrix.cells[first_candidate:])
+    order = [cell.is_baseline for cell in matrix.cells]
+    assert order == sorted(order, reverse=True)
 
 
 @PROPERTY

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvbench.errors import UsageError
+from kvbench.matrix.document import ConfigError
 from kvbench.matrix.overrides import apply
 from kvbench.matrix.yaml import parse
 
@@ -73,7 +74,7 @@ def test_set_of_a_model_replaces_the_axis(make, picked):
     assert picked(make("model: a\naxes: {batch: 1}", ["axes.model=[b, c]"]), "model") == [("b",), ("c",)]
 
 
-def test_an_override_that_cannot_be_applied_is_named(refused):
+def test_an_override_that_cannot_be_applied_is_named(make):
     text = "axes: {kv_format: [native], batch: 1}\ntreshold: 1\nrunners: {mcq: {}}"
     wanted = {
         "axes.batch.x=1": ("override", "axes.batch is not a mapping"),
@@ -89,7 +90,9 @@ def test_an_override_that_cannot_be_applied_is_named(refused):
         "engine.a=1": ("unknown_key", "unknown key a in engine"),
         "engine.b=1": ("unknown_key", "unknown key b in engine"),
     }
-    *faults, in_file = refused(text, list(wanted))
+    with pytest.raises(ConfigError) as caught:
+        make(text, list(wanted))
+    *faults, in_file = caught.value.faults
     assert (in_file.where.rpartition("/")[2], in_file.code) == ("m.yaml:2:1", "unknown_key")
     assert {f.where[6:]: f.code for f in faults} == {words: code for words, (code, _) in wanted.items()}
     assert all(wanted[f.where.removeprefix("--set ")][1] in f.sentence for f in faults)

@@ -13,10 +13,8 @@ from kvbench.errors import NotAvailable, UsageError
 from kvbench.matrix.load import Host
 from kvbench.matrix.runners import RUNNERS
 
-ALL = (
-    "runners: {storage: , parity: , latency: , agreement: , perplexity: {data: [wikitext2, pydoc]}, mcq: "
-    "{tasks: [cloze, mmlu], shots: 5}}"
-)
+TEXTS = "perplexity: {data: [wikitext2, pydoc]}, mcq: {tasks: [cloze, mmlu], shots: 5}"
+ALL = f"runners: {{storage: , parity: , latency: , agreement: , {TEXTS}}}"
 
 
 def test_tasks_once_a_scope_in_cell_then_runner_order(make):
@@ -46,9 +44,8 @@ def test_each_task_points_at_the_same_work_on_the_baseline(make):
 
 
 def test_options_are_expanded_in_declared_order_and_a_scalar_becomes_a_list(make):
-    matrix = make(
-        "axes: {kv_format: native}\nrunners: {parity: {seed: 3, lengths: 7}, mcq: {max_truncated: 1}}"
-    )
+    runners = "runners: {parity: {seed: 3, lengths: 7}, mcq: {max_truncated: 1}}"
+    matrix = make(f"axes: {{kv_format: native}}\n{runners}")
     twice = make("axes: {kv_format: native}\nrunners: {perplexity: {data: [pydoc, pydoc]}}")
     assert [(task.cells, task.options["data"]) for task in twice.tasks] == [((twice.cells[0].id,), "pydoc")]
     assert list(matrix.tasks[0].options.items()) == [("lengths", [7]), ("steps", 2048), ("seed", 3)]

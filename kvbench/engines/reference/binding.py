@@ -149,13 +149,11 @@ def _observe(index: int, call: dict[str, Any], binding: Binding) -> LayerFacts:
     where = f"Attention layer {index} ({type(module).__name__})"
     held = getattr(module, "kvbench_handle", None)
     if held is not None and int(held[0]) == binding.number:
-        raise Refused(
-            "shared_attention_module", f"{where} is called twice in a forward; its K/V cannot be kept apart."
-        )
+        sentence = f"{where} is called twice in a forward; its K/V cannot be kept apart."
+        raise Refused("shared_attention_module", sentence)
     if call["mask"] is not None or getattr(module, "is_causal", True) is False:
-        raise Refused(
-            "not_causal", f"{where} does not use plain causal attention, which is what the pages hold."
-        )
+        sentence = f"{where} does not use plain causal attention, which is what the pages hold."
+        raise Refused("not_causal", sentence)
     for name, value in kwargs.items():
         off = value is None or (value is False and name not in _HARMLESS)
         if off or name in _UNDERSTOOD or name in _HARMLESS_ANY or value in _HARMLESS.get(name, ()):
@@ -186,9 +184,9 @@ def _compare(seen: tuple[LayerFacts, ...], facts: ModelFacts) -> None:
         )
     for index, (got, stated) in enumerate(zip(seen, facts.layers, strict=True)):
         for name in ("q_heads", "shape", "sliding_window", "softcap", "sinks"):
-            if getattr(got, name) != getattr(stated, name):
+            said, shown = getattr(stated, name), getattr(got, name)
+            if said != shown:
                 raise KvbenchError(
-                    f"Layer {index}: the config says {name} = {getattr(stated, name)}, the module shows "
-                    f"{getattr(got, name)}. The model cannot be measured on facts that disagree; report "
-                    "this model."
+                    f"Layer {index}: the config says {name} = {said}, the module shows {shown}. The model "
+                    "cannot be measured on facts that disagree; report this model."
                 )

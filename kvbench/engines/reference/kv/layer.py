@@ -56,7 +56,7 @@ def check_scales(
     for i, pair in enumerate(scale):
         for name, value in zip("kv", pair, strict=True):
             stored = torch.tensor(value, dtype=torch.float32).item() if math.isfinite(value) else value
-            if not (math.isfinite(stored) and stored > 0):
+            if not 0 < stored < math.inf:
                 raise UsageError(
                     f"Static {name} scale {value!r} of layer {i} cannot be used: a scale must be a number "
                     "> 0 that float32 holds; correct `scale` in the matrix."
@@ -104,8 +104,8 @@ def check_fits(
 ) -> None:
     """Raises Refused("kv_does_not_fit") when the pages of `sequences` times `tokens` tokens exceed `free`
     bytes less RESERVE_BYTES (less half, where that is smaller: a tiny store runs on a busy device too)."""
-    pages = sequences * pages_for(tokens, page_size)
-    fitting = get_max_kv_blocks(max(free - RESERVE_BYTES, free // 2), fmt, shapes, page_size, native_dtype)
+    pages, budget = sequences * pages_for(tokens, page_size), max(free - RESERVE_BYTES, free // 2)
+    fitting = get_max_kv_blocks(budget, fmt, shapes, page_size, native_dtype)
     if pages <= fitting:
         return
     needed = sum(kv_bytes(fmt, shape, pages * page_size, native_dtype).total for shape in shapes)
@@ -118,6 +118,6 @@ def check_fits(
     raise Refused(
         "kv_does_not_fit",
         f"The {fmt.name} KV cache of {sequences} sequence(s) of {tokens:,} tokens needs {needed:,} B and "
-        f"does not fit: {free:,} B are free, of which {min(RESERVE_BYTES, free - free // 2):,} B are kept "
+        f"does not fit: {free:,} B are free, of which {free - budget:,} B are kept "
         f"for what runs beside it; {remedy}.",
     )

@@ -24,6 +24,7 @@ from kvbench.formats.kv import DTYPE_BYTES
 from kvbench.models.source import folder_config, kind_of, stored_fp8, uses_random_weights
 
 SHARD = "5GB"
+_FREE = "give a folder that does not exist yet, or an empty one."
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,10 @@ class Written:
         return {**asdict(self), "ratio": self.ratio}
 
     def as_text(self) -> str:
-        lines = [
-            f"{self.folder}: {len(self.converted)} linear layers in FP8 (E4M3, one float32 scale a "
-            f"{BLOCK[0]}x{BLOCK[1]} block), the rest {self.dtype}.",
-            f"Weights: {self.bytes_before:,} B before, {self.bytes_after:,} B after, ratio {self.ratio:.4f}.",
-            *(f"Warning: {warning}" for warning in self.warnings),
-        ]
-        return "\n".join(lines)
+        how = f"FP8 (E4M3, one float32 scale a {BLOCK[0]}x{BLOCK[1]} block)"
+        sizes = f"{self.bytes_before:,} B before, {self.bytes_after:,} B after, ratio {self.ratio:.4f}"
+        text = f"{self.folder}: {len(self.converted)} linear layers in {how}, the rest {self.dtype}.\n"
+        return text + "\n".join([f"Weights: {sizes}.", *(f"Warning: {w}" for w in self.warnings)])
 
 
 def quantize_checkpoint(name: str, out: Path, dtype: str | None = None) -> Written:
@@ -105,10 +103,7 @@ def _checked(name: str, out: Path, dtype: str | None) -> Path:
 def _checked_out(name: str, out: Path) -> Path:
     given = out.expanduser()
     if given.is_symlink() and not given.exists():
-        raise UsageError(
-            f"{out} is a link to {given.readlink()}, which is not there; give a folder that does not exist "
-            "yet, or an empty one."
-        )
+        raise UsageError(f"{out} is a link to {given.readlink()}, which is not there; {_FREE}")
     out = given.resolve()
     if kind_of(name) == "folder":
         model = Path(name).expanduser().resolve()
@@ -123,15 +118,14 @@ def _checked_out(name: str, out: Path) -> Path:
     for folder in (above, out) if out.exists() else (above,):
         os.rmdir(tempfile.mkdtemp(dir=folder, prefix=".kvbench-"))  # permission bits do not tell of /proc
     if out.exists() and out.stat().st_dev != above.stat().st_dev:
-        raise UsageError(
-            f"{out} is a mount point, onto which no folder can be moved; give a folder that is in it."
-        )
+        what = "a mount point, onto which no folder can be moved"
+        raise UsageError(f"{out} is {what}; give a folder that is in it.")
     return out
 
 
 def _check_free(out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UsageError(f"{out} is there already; give a folder that does not exist yet, or an empty one.")
+        raise UsageError(f"{out} is there already; {_FREE}")
 
 
 def _own_dtype(name: str) -> str | None:
