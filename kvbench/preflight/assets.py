@@ -73,7 +73,7 @@ def _config(name: str, kind: str, use: str) -> Held:
 
 
 def verify_model(name: str) -> Held:
-    """An alias by its sha256, a folder or file by being complete and supported. UsageError for other names."""
+    """By its sha256 an alias, a folder or file by being complete and supported. UsageError for others."""
     kind = kind_of(name)
     if kind == "alias":
         return _verify_alias(name)

@@ -44,7 +44,7 @@ class Plan:
 
 
 def plan_tasks(matrix: Matrix, run_dir: RunDir, rerun: Rerun) -> Plan:
-    """rerun: missing: tasks without a record, and those not evaluated (the data may be here now); failed: also
+    """rerun: missing: tasks without a record, and those not evaluated (the data may be here now); failed: and
     those that ended in an error or a refusal; all: every task."""
     kept = {"missing": {OK, ERROR, REFUSED}, "failed": {OK}, "all": set[str]()}[rerun]
     reused = {t.key for t in matrix.tasks if (record := run_dir.read(t.key)) and record.status in kept}
