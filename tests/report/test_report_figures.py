@@ -249,13 +249,7 @@ def test_any_name_and_any_number_of_series_can_be_drawn():
     assert words(times_svg(one, "itl", "ITL mean (ms)", "t"))
 
 
-def test_series_are_the_cells_that_differ_only_in_batch_and_context(passing, maker):
-    view = build(passing.judged)
-    assert [(line.name, len(line.points)) for line in view.itl] == [("native", 4), ("int8_sym", 4)]
-    point, bar = view.itl[0].points[0], view.bytes[1]
-    assert (point.batch, point.context, len(point.repeats)) == (1, 128, 2)
-    assert point.low < point.value < point.high
-    assert (bar.name, bar.payload, bar.scales) == ("int8_sym · batch 1 · context 128", 1_474_560, 46_080)
+def test_a_large_matrix_draws_the_bars_of_its_largest_cells(maker):
     large = build(maker(batches=(1, 2, 4, 8), contexts=(128, 256, 512, 1024)).judged)
     largest = [f"{fmt} · batch 8 · context 1024" for fmt in ("native", "int8_sym")]
     assert ([bar.name for bar in large.bytes], large.bytes_of) == (largest, "the largest cells")

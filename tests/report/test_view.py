@@ -53,9 +53,6 @@ def test_a_passing_run_has_no_findings(passing):
 
 def test_each_baseline_is_directly_above_its_candidates_and_shared_tasks_are_one_line(passing):
     view = build(passing.judged)
-    assert [line.label.text for line in table(view, "storage").lines][:4] == [
-        f"{fmt} · batch 1 · context {n}" for n in (128, 512) for fmt in ("native", "int8_sym")
-    ]
     lines = table(view, "quality").lines
     assert [(x.label.text, x.variant, len(x.label.cells)) for x in lines] == [
         (fmt, f"{text} stream512", 4) for text in ("wikitext2", "pydoc") for fmt in ("native", "int8_sym")
