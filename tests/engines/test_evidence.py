@@ -28,7 +28,8 @@ def take(make, *probes):
     """Measure a little on a fresh engine and take its evidence."""
     used = make(2, 48)
     used.prefill(used.add(), list(range(40)))
-    return evidence.examine(used, probe_layers(make, LAYERS, 16), *probes, reads_expected=True)
+    found = [probe(make, 16) for probe in probes]
+    return evidence.examine(used, probe_layers(make, LAYERS, 16), *found, reads_expected=True)
 
 
 def level(found, name):
@@ -81,7 +82,7 @@ def test_a05_t4_a_fault_of_the_self_test_is_named(maker, name):
     fault = FAULTS[name]
     make = maker(kv_format=fault.cell)
     with fault.inject():
-        found = take(make, probe_values(make, 16), probe_pages(make, 16))
+        found = take(make, probe_values, probe_pages)
     said = [f"{x.name}: {x.sentence}" for x in found.levels if x.state == MISMATCH]
     assert re.search(fault.says, " ".join(said), re.S), said
     assert found.effective == HOPS.get(name, fault.cell)
