@@ -1,7 +1,5 @@
 """Where kvbench keeps what can be made again, and sha256 of files, remembered by (path, size, mtime)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

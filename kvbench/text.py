@@ -1,7 +1,5 @@
 """Helpers of wording: values as messages show them, and the nearest accepted word."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Checks of the tensors of a product, before a kernel gets their addresses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

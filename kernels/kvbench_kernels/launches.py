@@ -2,8 +2,6 @@
 
 A CUDA graph reports its kernels when it is captured and not when it is replayed, so count replays too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

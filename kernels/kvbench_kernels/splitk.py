@@ -1,7 +1,5 @@
 """Products whose CTAs share a tile along K, and programmatic dependent launch."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

@@ -1,7 +1,5 @@
 """What the kernels support, and how a KV format is stored. Imports neither torch nor triton."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

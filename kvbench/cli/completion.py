@@ -1,8 +1,6 @@
 """What the shell completes: files by their kind, and known names. Each function takes the start of a word and
 returns the words that begin with it. Fast, since it runs at every press of the tab key."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import suppress

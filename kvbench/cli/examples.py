@@ -1,7 +1,5 @@
 """One or two examples a command, which end its help. A test parses all and runs those that are cheap."""
 
-from __future__ import annotations
-
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "init": ("kvbench init mine --model smollm2-135m-instruct --format "
              "int8_sym", "kvbench init mine/fp8.yaml --format fp8_e4m3"),

@@ -1,7 +1,5 @@
 """What the options of a command stand for: the matrix, its gate, the executor."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Exit codes: 0 every check passed; 1 a check failed (precision mismatch included)
 3 a cell errored or a required check was not evaluated; 4 too little data to decide; 130 interrupted.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,8 +1,6 @@
 """What a command prints and how it ends: JSON or text on stdout; a failure is a sentence on stderr and an
 exit code, without a traceback for a user's mistake."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ cli.md comes from the commands, schema.md from the JSON Schemas, metrics.md from
 compares the pages with the product: write them again after a change of a command, a key or a metric.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM end a command cleanly; a second one ends it at once."""
 
-from __future__ import annotations
-
 import os
 import signal
 from types import FrameType

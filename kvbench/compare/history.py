@@ -5,8 +5,6 @@ compared with the previous one that has the work, as `kvbench compare` does, wit
 neighbours and cells. If the two are incomparable, the line breaks there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ Protocol, options, data, model and spec must be equal; `Pair.unlike` has a sente
 sample size (`Option.looks`) may differ: the shared part is compared. Times also depend on `Pair.machine`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The findings of a comparison of stored runs as sentences, and its exit code."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

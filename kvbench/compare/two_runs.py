@@ -11,8 +11,6 @@ The rule is `kvbench.gate.decide` with the margin as the limit on both sides of 
 metric and variant over cells and runs. The metric's own direction separates better from worse.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace

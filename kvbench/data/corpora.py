@@ -8,8 +8,6 @@
 A corpus that is not available raises NotAvailable with the command that gets it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

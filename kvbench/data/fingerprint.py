@@ -1,7 +1,5 @@
 """The digest of evaluation data that enters a task's key."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from kvbench.data.corpora import ABSENT, Corpus, corpus, corpus_fingerprint

@@ -1,7 +1,5 @@
 """Question sets from the Hugging Face hub, as rows of the local layout. Used only when the hub is allowed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from kvbench.models.download import quiet

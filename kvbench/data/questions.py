@@ -7,8 +7,6 @@ Text is kept verbatim, upstream's mistakes included: scores on corrected questio
 nobody's.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

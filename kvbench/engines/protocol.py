@@ -3,8 +3,6 @@
 A runner that needs more (the pages of the KV store, the linear layers) imports the reference engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol

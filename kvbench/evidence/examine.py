@@ -1,7 +1,5 @@
 """The evidence of an engine: taken here from the reference engine, or reported by the engine itself."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

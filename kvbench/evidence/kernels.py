@@ -4,8 +4,6 @@ Names come from the launches (`kvbench_kernels.launches`) of a prompt and of a d
 engine. Where decode is a CUDA graph, its capture recorded them, and replays are counted.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """E3: the logits follow the store and nothing else. E3-reads: what the measured run read from pages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """E3-layers: each layer reads its own stored K and V, payload and scales."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 

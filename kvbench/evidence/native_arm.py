@@ -1,7 +1,5 @@
 """native-arm: whether the other engines of a task are native; and the worst evidence of several engines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """E3-pages: each sequence reads the pages that its table names, all of them and no others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

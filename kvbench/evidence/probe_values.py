@@ -1,7 +1,5 @@
 """What the probes share: inputs, stored codes read, changed and poisoned, bits compared, verdicts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any

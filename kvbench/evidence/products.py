@@ -1,7 +1,5 @@
 """E4-weights: the paths that FP8 linear layers took in the measured run, by (M, N, K), for its forwards."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any

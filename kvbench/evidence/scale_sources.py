@@ -5,8 +5,6 @@ The loader finds a checkpoint's scales by a pattern over names and decodes bytes
 assigned to layers separately too. So no value is compared with itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path

@@ -3,8 +3,6 @@
 Static scales are compared with their source; a checkpoint's are read again from its files.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ the source (the reference quantizer of the native weight, or the checkpoint); ev
 rounding of its native weight; nothing has changed since it was loaded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import Tensor, nn

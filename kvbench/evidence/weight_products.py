@@ -1,7 +1,5 @@
 """E3- and E5-weights: what the products of FP8 layers read and give, and the memory that they take."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

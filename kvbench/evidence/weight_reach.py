@@ -1,7 +1,5 @@
 """Whether the output of every FP8 layer reaches the logits, or is computed and then dropped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any

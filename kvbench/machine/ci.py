@@ -3,8 +3,6 @@
 Cells that need a missing GPU are skipped on a laptop, and fail on a CI machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 REQUIRE_GPU = "KVBENCH_REQUIRE_GPU"

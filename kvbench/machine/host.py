@@ -6,8 +6,6 @@ outside of the identity, so that times of different hosts are never pooled (`kvb
 User names are not recorded.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import importlib.util

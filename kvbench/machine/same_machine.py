@@ -4,8 +4,6 @@ A machine is a host name, a boot and a GPU: two boots of one name may be two mac
 type are two devices. Records without a host count as one machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

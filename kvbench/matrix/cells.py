@@ -4,8 +4,6 @@ A cell is frozen and has a value for every key of `CELL_KEYS`. A task is one run
 cell keys that the runner depends on. Cells that agree on those keys share the task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """A YAML file as plain data with the place of each part, and the mistakes in it, raised together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -11,8 +11,6 @@
    Cells with native weights run on `native_model` where one is named.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field

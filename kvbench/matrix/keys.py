@@ -1,7 +1,5 @@
 """The keys of a cell: what each accepts, means, and is when the matrix does not name it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@
 Reads only the file and the scale files that it names; the caller passes the machine and the digests in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

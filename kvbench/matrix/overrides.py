@@ -4,8 +4,6 @@ The value is read by the rules of `kvbench.matrix.yaml`: `axes.kv_format=[native
 `1e-5` is a number. The checker of the document finds a mistyped path.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Every mistake goes to `Problems`; the result may only be used when there is none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

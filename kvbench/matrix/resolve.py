@@ -5,8 +5,6 @@ resolved value, a reason, and the rejected options with theirs. Requested != res
 allowed only with `fallback: allow`. `auto` asks for the best that can run; its result is no fallback.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any

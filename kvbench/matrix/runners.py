@@ -7,8 +7,6 @@ A runner is one entry here and one file `kvbench/runners/<name>.py` with a funct
 Raise `protocol`, which is part of every task's key, when old and new numbers are no longer comparable.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 For editors, which complete keys and show what is accepted. The loaders check more than a schema can express.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

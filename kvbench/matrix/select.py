@@ -5,8 +5,6 @@ int8 or (fp8 and context=128)             a bare word: the cell's name contains 
 kv_format=int8_sym,batch=1                a name copied from a report: all of it must hold
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

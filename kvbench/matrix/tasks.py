@@ -1,7 +1,5 @@
 """Cells and runners become tasks. A task's key is the hash of everything that determines its result."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

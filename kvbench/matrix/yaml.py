@@ -18,8 +18,6 @@ A reader collects all mistakes before it raises:
     problems.raise_if_any()                # one ConfigError, a line for each mistake
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -7,8 +7,6 @@ Unknown means unsupported: an attribute about attention that is set and in none 
 entry of `ModelFacts.unsupported`, so that a new mechanism is refused instead of ignored.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

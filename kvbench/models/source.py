@@ -4,8 +4,6 @@ A name is, in this order: a config or an alias of the catalog, a .gguf file, a l
 ("owner/name"). Nothing is downloaded here and no weights are loaded (see `kvbench.engines.reference.load`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

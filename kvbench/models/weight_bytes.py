@@ -1,7 +1,5 @@
 """Expected bytes of a model's weights, from the headers of its files or its config; no tensor is read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The models and evaluation data that kvbench knows by name: place, size, digest, whether they are intact."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`kvbench formats` and `kvbench backends`: what there is, and what can run here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The facts of this machine, which `kvbench.preflight.doctor` judges. Takes half a second."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import shutil

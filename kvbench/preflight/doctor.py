@@ -4,8 +4,6 @@ A problem ends a run or makes its numbers wrong; a warning may disturb times, or
 of the work. Each has a remedy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

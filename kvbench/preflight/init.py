@@ -5,8 +5,6 @@ The gate holds what is exact for this model's shape (bytes), what follows from a
 left out: they would be numbers about that model.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a run would do: cells, decisions with reasons, estimated bytes, reused records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any

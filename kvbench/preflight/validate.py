@@ -3,8 +3,6 @@
 A problem (exit code 2) would stop a cell or leave a required check without a result; a note informs.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Statistics are never stored: they are computed on reading (`kvbench.metrics.collect.derive`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path

@@ -6,8 +6,6 @@
 Both are written with a temp file, fsync and rename, so a killed run leaves whole files or none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property

@@ -4,8 +4,6 @@ Made from the dataclasses, so that a new field cannot be forgotten. Records hold
 Python's JSON dialect writes them; results.json is strict.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

@@ -9,8 +9,6 @@ The manifest of a shard is that of the whole matrix, plus
     "shard": {"number": 1, "of": 2, "tasks": [keys of the tasks that it measures]}
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

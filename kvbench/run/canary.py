@@ -5,8 +5,6 @@ tasks are those of exact bytes or, where the matrix measures none, the first of 
 records hold the evidence that the precision check judges, and the rest of the run reuses them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 

@@ -7,8 +7,6 @@ samples), the worst copy is kept and the manifest of the merged run says so, whi
 (`gate.builtin_checks.merged_differences`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

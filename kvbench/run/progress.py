@@ -5,8 +5,6 @@ thousandfold, so no mean over runners is used. Times are not scaled by batch or 
 task of a kind is mostly loading and compiling.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -12,8 +12,6 @@ single value has no level to divide among several looks. Each step has records o
 run continues where it stopped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

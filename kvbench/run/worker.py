@@ -7,8 +7,6 @@ Where this machine differs from the one in the tasks' keys (versions, device, kv
 model and data), the record is an error that names the difference.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A tiny checkpoint with scales of its KV cache, for the cells whose faults need one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

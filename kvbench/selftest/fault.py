@@ -1,7 +1,5 @@
 """A fault, and the cells that faults are injected into."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

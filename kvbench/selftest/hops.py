@@ -1,7 +1,5 @@
 """The requested format dropped between YAML file and tensors of a layer; numbers that are not the cell's."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

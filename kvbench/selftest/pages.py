@@ -1,7 +1,5 @@
 """Pages: another one than the table's, one that was never rewritten, or a native copy in their place."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import patch
 

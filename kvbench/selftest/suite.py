@@ -4,8 +4,6 @@ A run is that of `kvbench run`: matrix -> tasks -> records on disk -> metrics ->
 engines made and probes taken again for each, so no fault affects the next.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 import tempfile

@@ -4,8 +4,6 @@ A fault is one entry in the file of its kind; a new kind is a file and its place
 to be true.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

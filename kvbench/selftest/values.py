@@ -1,7 +1,5 @@
 """Codes and scales that are stored wrongly, by the reference too, or not read as they are stored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

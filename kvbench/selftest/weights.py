@@ -1,7 +1,5 @@
 """FP8 weights that are not what the cell asks for, or that nothing uses; and what stays native."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial

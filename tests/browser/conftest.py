@@ -1,7 +1,5 @@
 """Pages of made-up runs and of one real one, each written once, for the Chromium of tests/conftest.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """axe finds nothing on a passing, a failing, a hostile and a real run, in both schemes, fully opened."""
 
-from __future__ import annotations
-
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 

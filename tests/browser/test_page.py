@@ -1,7 +1,5 @@
 """The page in a real browser: every width, both schemes, keyboard, with scripts and without."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Shell completion: the shell's question is answered; and the examples that end each help are right."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

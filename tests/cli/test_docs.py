@@ -1,7 +1,5 @@
 """README and docs: links resolve, examples load, commands exist, and numbers are those of the code."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from fractions import Fraction

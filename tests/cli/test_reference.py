@@ -1,7 +1,5 @@
 """The pages of docs/reference/ are what the product says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a command has imported when it prints its first text: nothing that measures, draws or builds tables."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 """`kvbench compare`: outcomes and exit codes, what is refused, what is named, and that turning the runs over
 turns the outcome."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

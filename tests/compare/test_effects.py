@@ -1,8 +1,6 @@
 """Changes between two stored runs: exact values, scipy as the oracle of the intervals, what is paired with
 what."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

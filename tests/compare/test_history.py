@@ -1,7 +1,5 @@
 """`kvbench history`: lines over runs, where they break, what is marked as a change."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small matrix on a tiny model, run by each executor; and a worker that is made to fail."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

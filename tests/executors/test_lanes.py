@@ -1,7 +1,5 @@
 """Leases, lanes and the order of jobs: no model runs here."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

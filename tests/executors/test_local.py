@@ -1,7 +1,5 @@
 """`--executor local`: fresh processes give the numbers of this one; crashes, other identities, interrupts."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`--executor ray` on a local Ray: the same numbers, crashes told; and what is said where Ray is missing."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from collections.abc import Callable

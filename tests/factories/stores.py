@@ -1,7 +1,5 @@
 """Small stores with known content, for the tests of the store and of what moves its pages."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Verdicts on made-up runs, and the runs that the tests of several parts of the gate judge."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, Protocol

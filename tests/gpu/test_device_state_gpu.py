@@ -1,7 +1,5 @@
 """The state of a real GPU: found by what torch calls it, clocks, temperature and throttle reasons read."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -2,8 +2,6 @@
 in 16 bits.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

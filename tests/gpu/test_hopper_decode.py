@@ -2,8 +2,6 @@
 sequences.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

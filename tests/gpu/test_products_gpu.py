@@ -1,7 +1,5 @@
 """Products at the shapes of real models: exact values, the same bits in any launch order, no address lost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

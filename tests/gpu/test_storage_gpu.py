@@ -1,7 +1,5 @@
 """A24 T2 on a GPU: each cell's peak is its own, and its columns add up."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

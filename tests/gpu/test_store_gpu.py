@@ -1,7 +1,5 @@
 """The same bytes on a GPU as on the CPU, and no address lost above 2^31 elements."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

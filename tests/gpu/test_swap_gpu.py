@@ -1,7 +1,5 @@
 """A08 on a GPU: pages go to pinned memory and come back bit for bit, scales included, whole or not at all."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -2,8 +2,6 @@
 only the end.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 from collections.abc import Callable

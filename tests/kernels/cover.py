@@ -2,8 +2,6 @@
 the kernels.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar

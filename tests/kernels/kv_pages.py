@@ -1,7 +1,5 @@
 """Page pools for the kernels' tests: every byte known before anything is written."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

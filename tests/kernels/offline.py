@@ -2,8 +2,6 @@
 not interpret.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

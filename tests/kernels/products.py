@@ -1,7 +1,5 @@
 """Checks that the tests of several matrix products share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Activations in FP8: every byte and every scale is the torch reference's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Paged decode against its torch twin, and what must not change its result."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FP8 linear layers by every path: the same product, the path recorded, no row beyond M read or written."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

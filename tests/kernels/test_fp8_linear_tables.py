@@ -2,8 +2,6 @@
 suggested.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

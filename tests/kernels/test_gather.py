@@ -1,7 +1,5 @@
 """Pages back to contiguous K and V: every value against the torch dequantizer, and nothing else read."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -2,8 +2,6 @@
 makes of it.
 """
 
-from __future__ import annotations
-
 from dataclasses import astuple, replace
 from typing import Any
 

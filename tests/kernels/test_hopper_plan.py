@@ -1,7 +1,5 @@
 """How a Hopper decode call is divided, and what is refused with which reason."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

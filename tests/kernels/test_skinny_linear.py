@@ -1,7 +1,5 @@
 """Products with few rows: both kernels against float64, at their edges, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """What the attention kernels accept, and the words of what they do not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

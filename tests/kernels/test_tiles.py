@@ -1,7 +1,5 @@
 """The pieces of the attention kernels: offsets, conversions, products, and the precision that they claim."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import triton

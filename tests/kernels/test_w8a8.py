@@ -1,7 +1,5 @@
 """Products of FP8 operands with block scales: against float64, at their edges, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Quantize + scatter: every stored byte against the torch quantizers, and nothing else touched."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

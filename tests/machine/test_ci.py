@@ -1,7 +1,5 @@
 """In CI: a missing device, streams, colours, bars, and the workflow that is there to be copied."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

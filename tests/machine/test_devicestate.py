@@ -3,8 +3,6 @@
 tests/gpu/test_device_state_gpu.py reads a real one.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace

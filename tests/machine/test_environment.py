@@ -1,7 +1,5 @@
 """Host facts: complete, torch-free, and honest about what could not be read."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Times of different hosts are never joined into one number; each fault changes the host of one record."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

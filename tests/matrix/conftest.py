@@ -1,7 +1,5 @@
 """Matrices from their text."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvbench.matrix.load import load

@@ -1,7 +1,5 @@
 """Cells: complete, merged, with baselines; include and exclude as GitHub Actions has them; scales; weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

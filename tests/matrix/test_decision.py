@@ -1,7 +1,5 @@
 """Resolver: what is asked for runs, falls back with a reason, or is refused; nothing is dropped."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ mistakes.txt has a file's text and below it one line for each mistake: `> LINE:C
 reworded sentence changes that file alone.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

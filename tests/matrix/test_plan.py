@@ -1,7 +1,5 @@
 """What `kvbench plan` prints: fallbacks with reasons, checks that nothing answers, a missing device."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Whatever a matrix says: cells are complete and unique, and keys follow content alone."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

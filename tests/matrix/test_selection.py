@@ -1,7 +1,5 @@
 """`-k`: cells by an expression, with their baselines. `--set`: values by the YAML rules."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvbench.errors import UsageError

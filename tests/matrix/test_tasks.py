@@ -1,7 +1,5 @@
 """Tasks: each piece of work once, under a key that follows everything that decides its result."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The strict YAML loader: types by YAML 1.2 core, faults with their places, all at once."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Facts are read from the config's attributes, for every kind of attention that transformers has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

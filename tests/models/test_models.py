@@ -1,7 +1,5 @@
 """What a model name means: kinds, refusals, fingerprints, and the pinned download with its cache."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Bytes of weights before loading equal the formula after it, from config or headers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

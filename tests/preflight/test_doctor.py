@@ -1,8 +1,6 @@
 """`kvbench doctor`: invented machines through the pure part, made-up /proc, control groups and NVML through
 the collecting one, and this machine through both."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace

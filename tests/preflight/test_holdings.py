@@ -1,7 +1,5 @@
 """`kvbench models` and `kvbench data`: what is here, whether it is intact, how to get what is not."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """`kvbench init`: what it writes is valid, planned, and the format's own; nothing that is there is touched."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

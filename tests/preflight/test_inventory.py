@@ -1,7 +1,5 @@
 """`kvbench formats` and `kvbench backends`: the byte formulas' numbers, and the resolver's own reasons."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

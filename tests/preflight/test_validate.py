@@ -1,7 +1,5 @@
 """`kvbench validate`: what would end a cell or leave a required check open is a problem (2); else a note (0)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Records and manifests that somebody or something has damaged: a sentence, never a traceback or a
 verdict."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The schemas of what a run leaves hold for real files, and detect damage."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

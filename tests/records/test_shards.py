@@ -1,7 +1,5 @@
 """Shares of a matrix: what each measures, that together they are the whole, and how one is judged alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace

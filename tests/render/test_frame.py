@@ -1,7 +1,5 @@
 """`kvbench.load`: a stored run as typed values and as one tidy DataFrame."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Names that mean harm, and runs that have one of them everywhere where a name from outside can be."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

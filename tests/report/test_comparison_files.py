@@ -1,7 +1,5 @@
 """Comparison and history as files and on the command line: whole, self-contained, safe for hostile names."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Markdown: tables stay tables whatever the names are, by a real parser of GitHub's dialect."""
 
-from __future__ import annotations
-
 import pytest
 from markdown_it import MarkdownIt
 

@@ -4,8 +4,6 @@ reasons, statuses and numbers.
 After a deliberate change: `python -m tests.report.test_sentences`; read the difference.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Iterator

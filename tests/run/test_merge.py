@@ -1,7 +1,5 @@
 """Merging shards: what is kept, what is refused by name, what differs, what is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The time left: by like tasks, never by the mean of all, and what is like none is said and not guessed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Stages, looks, what grows and what stops a run, without running anything."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

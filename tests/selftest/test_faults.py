@@ -3,8 +3,6 @@
 A few faults of each kind run by default, the others are slow.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

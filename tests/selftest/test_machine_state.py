@@ -4,8 +4,6 @@ These are no faults of its table: they end in exit code 4, where a fault has to 
 machine, also on one that is really slowed down. Here the reader of the device's state and the clock are stand-ins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The self-test: every fault is caught by name, nothing of one is left behind, and what nobody catches ends in exit code 1."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ row's result depends only on its own tokens and on `splits`."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Launches the Hopper decode kernel (hopper_kernel.py) and holds the memory of its partial results."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -21,8 +21,6 @@ logit exceeds it by 2^8."""
 # mypy: ignore-errors
 # ruff: noqa: RUF005, SIM102, SIM108
 
-from __future__ import annotations
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2

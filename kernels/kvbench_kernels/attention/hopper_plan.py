@@ -3,8 +3,6 @@
 The numbers were measured on an H200 (132 SMs) with 32 query heads, 8 KV heads, head_dim 128 and page 16.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@
 # mypy: ignore-errors
 # ruff: noqa: RUF005
 
-from __future__ import annotations
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma

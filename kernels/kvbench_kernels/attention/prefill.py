@@ -5,8 +5,6 @@ that every query row sees need no mask; those at the diagonal or at a window's e
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ head h reads KV head h // G. Query t stands at position causal_offset + t and se
 a sliding layer also position - j < sliding_window must hold.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypedDict, Unpack
 
 import torch

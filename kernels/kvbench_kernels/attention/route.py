@@ -4,8 +4,6 @@ The Gluon kernel (`hopper_decode.py`) runs what it supports on a GPU of compute 
 (`decode.py`) everything else. A new kernel is one more line in `decode_kernel`, `plan`, `workspace` and
 `execution`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Hashable
 

@@ -17,8 +17,6 @@ Triton's interpreter multiplies the bit patterns of bfloat16 in `tl.dot`; there 
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 Codes and scales are bit for bit those of `blockwise.quantize_activation_torch`, also in Triton's interpreter.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -5,8 +5,6 @@ of a dimension may be smaller: 192 columns are 128 and 64. A scale multiplies, a
 `weight_scale_inv`. Blocks are quantized as rows are by `kv.quantize.quantize_fp8_e4m3`, but elements of
 activations are multiplied by the reciprocal of their scale, rounded to float32, instead of divided."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """An FP8 linear layer, y[M, N] = x[M, K] @ (codes * block scales)[N, K]^T + bias[N], as `fp8_route` says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

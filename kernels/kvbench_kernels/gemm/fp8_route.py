@@ -8,8 +8,6 @@
 Relative errors of W8A16 and W8A8 against the dequantized weight are about 1.7e-3 and 2.6e-2 in bfloat16
 (H200, docs/results.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

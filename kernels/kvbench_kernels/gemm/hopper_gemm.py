@@ -1,7 +1,5 @@
 """FP8 activations times FP8 weights with block scales on Hopper GPUs: launches hopper_gemm_kernel.py."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout

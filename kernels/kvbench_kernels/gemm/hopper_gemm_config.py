@@ -1,7 +1,5 @@
 """Which FP8 products the Hopper kernel takes, and their tilings. Imports no torch and no triton."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from kvbench_kernels.support import Accepted, Rejected, supports_product

@@ -14,8 +14,6 @@ multiplies."""
 # mypy: ignore-errors
 # ruff: noqa: RUF005, SIM102
 
-from __future__ import annotations
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper

@@ -1,7 +1,5 @@
 """Which products with few rows the skinny kernels take, and their tilings. Imports no torch and no triton."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache

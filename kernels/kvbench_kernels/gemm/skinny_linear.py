@@ -10,8 +10,6 @@ all of them, so that a small weight does not leave the GPU idle; nothing is copi
 splits > 1 several CTAs share a tile along K: each stores its FP32 part, and the last to arrive adds the parts
 in the order of K."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -12,8 +12,6 @@ With splits > 1 several CTAs share a tile along K, as in `w8a8`. The torch twin 
 `blockwise.fp8_dequantize_matmul_torch`, which rounds the dequantized weight to x's dtype; the kernels do not,
 so they are closer to the exact product."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

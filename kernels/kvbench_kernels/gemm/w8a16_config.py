@@ -1,7 +1,5 @@
 """Which products the W8A16 kernels take, and their tilings. Imports no torch and no triton."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from kvbench_kernels.gemm.skinny_config import DTYPES, VECTOR_M_MAX, Tiling, measured

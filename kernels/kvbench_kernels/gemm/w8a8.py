@@ -5,8 +5,6 @@ tensor cores keep about 14 bits of a sum, so each block of 128 columns is summed
 scales and added in FP32. With splits > 1 several CTAs share a tile along K: each stores its FP32 part, and
 the last to arrive adds the parts in the order of K. Results are the same bits on every call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

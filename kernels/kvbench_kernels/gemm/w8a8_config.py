@@ -1,7 +1,5 @@
 """Which products of FP8 operands `w8a8` takes, and their tilings. Imports no torch and no triton."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar

@@ -5,8 +5,6 @@ bfloat16 truncates, and subnormal bfloat16 numbers change. What is written to th
 integers. Where a GPU's cast is faster and has one possible result, only the interpreter uses the bits
 (INTERPRET). The remaining casts agree: float16 to and from float32, signed integers to float32."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

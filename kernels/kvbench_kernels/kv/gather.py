@@ -2,8 +2,6 @@
 
 One program takes some tokens of one head of one sequence, of K or of V (axis 1 of the grid)."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

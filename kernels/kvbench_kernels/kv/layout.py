@@ -1,7 +1,5 @@
 """The tensors of a paged cache, their checks before a kernel gets their addresses, and flat offsets."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

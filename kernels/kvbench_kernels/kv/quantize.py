@@ -11,8 +11,6 @@ counts are 0-dim int64 tensors on x's device. Three rules make the bytes the sam
 
 A stored dynamic scale is always > 0, also for a row of zeros. A scale of 0 was therefore never written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

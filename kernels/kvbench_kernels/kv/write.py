@@ -4,8 +4,6 @@ The stored bytes are those of `quantize.py`, bit for bit, on a GPU and in Triton
 One program takes ROWS rows (a row is one head of one token) of K or of V (axis 1 of the grid). Rows are
 numbered through all tokens and heads, so that any number of heads fills a program."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -1,7 +1,5 @@
 """What there is: `kvbench models`, `data`, `formats`, `backends` and `schema`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

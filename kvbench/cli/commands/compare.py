@@ -1,7 +1,5 @@
 """`kvbench compare` and `kvbench history`: stored runs against the first, and over time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path

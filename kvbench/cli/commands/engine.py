@@ -1,7 +1,5 @@
 """What runs the engine outside a matrix: `kvbench calibrate`, `quantize`, `selftest` and `lm-eval`."""
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Before a run: `kvbench init`, `validate`, `plan` and `doctor`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any

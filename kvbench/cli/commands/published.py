@@ -1,7 +1,5 @@
 """`kvbench check-table` and `kvbench reproduce`: published tables, checked and measured again."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

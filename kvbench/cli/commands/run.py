@@ -1,7 +1,5 @@
 """`kvbench run`, `gate`, `report` and `merge`: what measures, and what judges stored records."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

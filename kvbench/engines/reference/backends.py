@@ -4,8 +4,6 @@ One object a backend, under its name in `kvbench.matrix.resolve`. Triton is impo
 first needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import cached_property
 

@@ -5,8 +5,6 @@ positions, so ragged batches need no padding. Every attention module calls `atte
 registered with it returns None: causality comes from each sequence's own lengths.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A tokenizer that needs no file: one token a UTF-8 byte (its value is the id), then <bos> and <eos>."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from kvbench.models.catalog import BYTE_VOCABULARY

@@ -4,8 +4,6 @@ A layer has two compiled forms: "decode" for fixed shapes, and "prefill" for any
 is an opaque operator in both (`kvbench.engines.reference.binding`), so the compiler sees no pages.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Quantize-then-attend: every query attends to the stored K/V of all earlier token
 prefill and in decode alike, so a quality number is measured on what the pages hold.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext

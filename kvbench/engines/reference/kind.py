@@ -1,7 +1,5 @@
 """What the reference engine declares: every level of evidence, examined by `kvbench.evidence`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ Pickled weights are never loaded, and remote code only with `trust_remote_code: 
 alias uses the network.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Mapping

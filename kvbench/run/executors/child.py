@@ -1,7 +1,5 @@
 """Runs one job in a fresh process (`kvbench.run.worker`) and reports how the process ended if it crashed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

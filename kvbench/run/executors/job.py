@@ -4,8 +4,6 @@ A job has the tasks to measure whose first cell it is. Tasks that are compared w
 record, so jobs run in two waves, baselines first.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence

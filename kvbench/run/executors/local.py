@@ -4,8 +4,6 @@ A lane runs one job at a time, on a leased GPU or on the CPU. Lanes take units (
 With `--jobs N` above 1 the CPU has N lanes for work that is not timed; timed work runs afterwards, alone.
 """
 
-from __future__ import annotations
-
 import queue
 import re
 import threading

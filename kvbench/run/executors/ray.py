@@ -6,8 +6,6 @@ node, because timed work runs alone. Each job runs as under `--executor local`, 
 crashes; a lost worker or node is an error of the unit's tasks.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

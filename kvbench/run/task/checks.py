@@ -3,8 +3,6 @@
 Each rule is a pure function: None when it holds, else a `Rejected` with a stable reason and a sentence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Measures one task: runs its runner, takes the evidence, and turns whatever happens into a record."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Makes a task ready to run: the checks, the model, the decision, and the context that its runner gets."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

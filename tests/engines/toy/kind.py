@@ -1,7 +1,5 @@
 """An engine without a KV cache of its own kind: the next token's logits follow from the last two tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Made-up pairs of runs for the tests of comparisons: the same work measured twice, with what a test
 changes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

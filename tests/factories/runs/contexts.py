@@ -1,7 +1,5 @@
 """Made-up runs over several contexts: storage and latency of a native and an FP8 cell of Qwen3-8B's sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Made-up runs of perplexity and divergences over documents, and of many cells."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Made-up latency runs: the times of both arms and the device's state, request by request."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ scale = amax(|x|), or a percentile of |x|, over the format's largest code. The t
 engine in windows of `WINDOW` tokens, each a sequence of its own.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """The live tensors of one layer's pages (shapes: `kvbench_kernels.kv.layout`); checks of scales and
 memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

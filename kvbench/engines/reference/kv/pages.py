@@ -5,8 +5,6 @@ A sequence is resident (it holds pages) or swapped (it keeps its length and hold
 (source, target) page that the owner of the tensors must copy.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 from kvbench.errors import KvbenchError

@@ -4,8 +4,6 @@ All layers use the same page ids (`pages.py`), each with its own tensors (`layer
 page_size + offset. Memory is left uninitialised: readers slice away what a sequence does not own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

@@ -4,8 +4,6 @@ On a GPU the host's buffers are pinned and the copies run asynchronously; each f
 done. A static scale belongs to no page and stays where it is.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What is known of a loaded model's weights: their format, where it came from, and which modules have it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ numbers. Here the files and the config must agree on every tensor, every scale m
 and every key must be used; anything else is an error that names the key.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path

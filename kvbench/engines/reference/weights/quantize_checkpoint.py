@@ -1,7 +1,5 @@
 """Writes a native checkpoint with its linear layers in FP8 with block scales; transformers can load it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Quantizes the linear layers of a loaded native model in place, one by one, to save memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import nn
