@@ -171,13 +171,13 @@ def test_the_tree_in_the_readme_is_the_tree_on_disk():
 
 
 def test_every_known_failure_has_a_test():
-    """A case of docs/limits.md is tested by `test_aNN_tM_...`; every test with such a name belongs to a case."""
+    """A case of docs/limits.md is tested by a `test_..aNN_tM_...`; every such name belongs to a case."""
     text = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8").split("## Known failures")[1]
     groups = re.findall(r"^\*\*(A\d\d) (.*?)(?=^\*\*A|\Z)", text, re.M | re.S)
     cases = {f"{group}_{case}".lower() for group, body in groups for case in re.findall(r"\b(T\d):", body)}
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
-    tested = set()
-    for group, first, last in re.findall(r"^def test_(a\d\d)_t(\d)(?:_(?:to_)?t(\d))?_", sources, re.M):
+    names, tested = "".join(re.findall(r"^def test(_\w+)", sources, re.M)), set()
+    for group, first, last in re.findall(r"_(a\d\d)_t(\d)(?:_(?:to_)?t(\d))?(?=_)", names):
         tested |= {f"{group}_t{n}" for n in range(int(first), int(last or first) + 1)}
     assert (cases - tested, tested - cases) == (set(), set())
 
