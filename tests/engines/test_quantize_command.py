@@ -14,28 +14,21 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
-from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
 from kvbench.engines.reference.load import load_model
 from kvbench.engines.reference.weights import quantize_checkpoint as module
 from kvbench.errors import KvbenchError
 from kvbench.formats.kv import WEIGHT_FORMATS, weight_bytes
-from kvbench.models.catalog import ALIASES, TINY
+from kvbench.models.catalog import ALIASES
 from kvbench_kernels.gemm.blockwise import dequantize_blocks, quantize_blocks
+from tests.factories import checkpoints
+from tests.factories.checkpoints import load, logits, raw
 
 EVEN = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "num_hidden_layers": 2}
 RAGGED = {"hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 1}
 
 
 def native(folder, dtype=torch.bfloat16, **changes):
-    """A folder with a random native model."""
-    config = AutoConfig.for_model(**{**TINY["tiny-llama"], **changes})
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.generation_config.max_new_tokens = 7
-    model.save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return folder
+    return checkpoints.native(folder, dtype, **changes)
 
 
 def quantize(model, out, *options):
@@ -54,16 +47,6 @@ def run_python(code, *args):
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
-def logits(model):
-    model.set_attn_implementation("eager")
-    with torch.inference_mode():
-        return model(torch.arange(20)[None], use_cache=False).logits
-
-
-def raw(tensor):
-    return tensor.view(torch.uint8)
-
-
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_transformers_dequantizes_to_the_same_values(tmp_path, dtype, tied):
@@ -72,9 +55,7 @@ def test_transformers_dequantizes_to_the_same_values(tmp_path, dtype, tied):
     data = written(source, out)
     theirs, info = AutoModelForCausalLM.from_pretrained(out, dtype=dtype, output_loading_info=True)
     assert not any(info[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    ours = load_model(
-        {"model": str(out), "weights": "fp8_block128"}, "cpu", str(dtype).removeprefix("torch.")
-    )
+    ours = load(out, str(dtype).removeprefix("torch."))
     assert ours.weights.modules == tuple(data["converted"])
     assert len(data["converted"]) == 14
     for name in data["converted"]:
@@ -87,17 +68,14 @@ def test_transformers_dequantizes_to_the_same_values(tmp_path, dtype, tied):
     assert (theirs.lm_head.weight is theirs.model.embed_tokens.weight) == tied
 
 
-def test_tails_are_told_of_and_read_back(tmp_path):
+def test_a15_t4_tails_are_told_of_and_read_back_and_bytes_count_the_native_remainder(tmp_path):
     source, out = native(tmp_path / "in", torch.float32, **RAGGED), tmp_path / "out"
     data = written(source, out)
-    assert len(data["warnings"]) == 1
-    assert data["warnings"][0].startswith(
-        "Dimensions above 128 that are no multiple of it (192 of model.layers.0.self_attn.q_proj, 320 of "
-        "model.layers.0.mlp.gate_proj) end in a smaller block."
-    )
+    (warning,) = data["warnings"]
+    assert "(192 of model.layers.0.self_attn.q_proj, 320 of model.layers.0.mlp.gate_proj)" in warning
     held, stored = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
     assert {k for k in stored if k not in held} == {f"{n}.weight_scale_inv" for n in data["converted"]}
-    loaded = load_model({"model": str(out), "weights": "fp8_block128"}, "cpu", "float32").model.state_dict()
+    loaded = load(out).model.state_dict()
     for name in data["converted"]:
         codes, scales = quantize_blocks(held[f"{name}.weight"])
         for tensors in (stored, loaded):
@@ -106,6 +84,12 @@ def test_tails_are_told_of_and_read_back(tmp_path):
     rest = [k for k in stored if k in held and k.removesuffix(".weight") not in data["converted"]]
     assert rest
     assert all(torch.equal(stored[k], held[k]) for k in rest)
+    assert data["bytes_after"] == sum(t.nbytes for t in stored.values())
+    assert data["bytes_before"] == sum(t.nbytes for t in held.values())
+    shapes = [stored[f"{n}.weight"].shape for n in data["converted"]]
+    converted = sum(weight_bytes(WEIGHT_FORMATS["fp8_block128"], *shape, "float32").total for shape in shapes)
+    assert data["bytes_after"] == converted + (2 * 258 * 192 + 3 * 192) * 4  # embedding, output layer, norms
+    assert data["ratio"] == data["bytes_after"] / data["bytes_before"] > 0.25
 
 
 def test_the_folder_has_all_that_a_model_needs(tmp_path):
@@ -125,23 +109,6 @@ def test_the_folder_has_all_that_a_model_needs(tmp_path):
     assert [p.name for p in tmp_path.iterdir() if p.name not in ("in", "out")] == []
 
 
-def test_a15_t4_bytes_count_the_native_remainder(tmp_path):
-    source, out = native(tmp_path / "in", **RAGGED), tmp_path / "out"
-    data = written(source, out)
-    stored = load_file(out / "model.safetensors")
-    assert data["bytes_after"] == sum(t.numel() * t.element_size() for t in stored.values())
-    assert data["bytes_before"] == sum(
-        t.numel() * 2 for t in load_file(source / "model.safetensors").values()
-    )
-    fp8 = WEIGHT_FORMATS["fp8_block128"]
-    converted = sum(
-        weight_bytes(fp8, *stored[f"{n}.weight"].shape, "bfloat16").total for n in data["converted"]
-    )
-    rest = 2 * 258 * 192 * 2 + 3 * 192 * 2  # embedding and output layer, three norms
-    assert data["bytes_after"] == converted + rest
-    assert data["ratio"] == data["bytes_after"] / data["bytes_before"] > 0.5
-
-
 @pytest.mark.parametrize(
     ("own", "option", "expected"),
     [("float16", None, "float16"), ("float32", None, "float32"), ("float32", "bfloat16", "bfloat16")],
@@ -151,9 +118,8 @@ def test_the_rest_keeps_its_dtype_and_codes_come_of_the_stored_values(tmp_path, 
     data = written(source, out, *(["--dtype", option] if option else []))
     held, stored = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
     assert data["dtype"] == expected
-    assert {str(stored[k].dtype) for k in stored if "norm" in k or "embed" in k or "head" in k} == {
-        f"torch.{expected}"
-    }
+    rest = {str(t.dtype) for k, t in stored.items() if "_proj" not in k}
+    assert rest == {f"torch.{expected}"}
     for name in data["converted"]:
         codes, scales = quantize_blocks(held[f"{name}.weight"])
         assert torch.equal(raw(stored[f"{name}.weight"]), raw(codes))
@@ -164,8 +130,7 @@ def test_a_folder_of_shards_is_read_back(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SHARD", "50KB")
     written(native(tmp_path / "in"), tmp_path / "out")
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
-    loaded = load_model({"model": str(tmp_path / "out"), "weights": "fp8_block128"}, "cpu", "bfloat16")
-    assert len(loaded.weights.modules) == 28
+    assert len(load(tmp_path / "out", "bfloat16").weights.modules) == 28
 
 
 def test_what_it_prints(tmp_path):
@@ -178,31 +143,19 @@ def test_what_it_prints(tmp_path):
     ]
 
 
-def test_an_empty_folder_is_taken(tmp_path):
-    out = tmp_path / "out"
+@pytest.mark.parametrize("where", ["empty", "link to an empty one", "."])
+def test_an_empty_folder_is_taken(tmp_path, monkeypatch, where):
+    source, out, link = native(tmp_path / "in"), tmp_path / "out", tmp_path / "link"
     out.mkdir()
+    link.symlink_to("out")
+    monkeypatch.chdir(out)
     same = out.stat().st_ino
-    written(native(tmp_path / "in"), out)
+    data = written(source, {"empty": out, ".": Path()}.get(where, link))
+    assert data["folder"] == str(out)
     assert (out / "config.json").is_file()
     assert out.stat().st_ino == same
-
-
-def test_the_folder_that_one_is_in_is_taken(tmp_path, monkeypatch):
-    source, here = native(tmp_path / "in"), tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    data = written(source, Path())
-    assert data["folder"] == str(here)
-    assert Path("config.json").is_file()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["here", "in"]
-
-
-def test_a_link_to_an_empty_folder_is_followed(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    written(native(tmp_path / "in"), tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real" / "config.json").is_file()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "link", "out"]
+    assert link.is_symlink()
 
 
 def test_an_out_that_cannot_be_is_known_before_anything_is_loaded(tmp_path, monkeypatch):
@@ -234,7 +187,8 @@ def test_an_out_that_cannot_be_is_known_before_anything_is_loaded(tmp_path, monk
 
 def test_what_is_refused_before_anything_is_written(tmp_path):
     source = native(tmp_path / "in")
-    full, file = tmp_path / "full", tmp_path / "file"
+    full, file, fp8 = tmp_path / "full", tmp_path / "file", tmp_path / "fp8"
+    written(source, fp8)
     full.mkdir()
     (full / "x").write_text("mine")
     file.write_text("mine")
@@ -256,6 +210,7 @@ def test_what_is_refused_before_anything_is_written(tmp_path):
         ("tiny-llama", out, (), "The model tiny-llama is a config with random weights"),
         ("tiny-lama", out, (), "Did you mean tiny-llama?"),
         (tmp_path, out, (), "has no config.json"),
+        (fp8, out, (), "already quantized (fp8, 128x128 blocks), so there is nothing to do; use it as it is"),
     ]
     for model, target, options, sentence in cases:
         result = quantize(model, target, *options)
@@ -263,17 +218,7 @@ def test_what_is_refused_before_anything_is_written(tmp_path):
         assert sentence in result.stderr
         assert "Traceback" not in result.stderr
     assert (full / "x").read_text() == file.read_text() == "mine"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "full", "in"]
-
-
-def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path):
-    written(native(tmp_path / "in"), tmp_path / "out")
-    result = quantize(tmp_path / "out", tmp_path / "again")
-    assert result.exit_code == 2
-    assert (
-        "already quantized (fp8, 128x128 blocks), so there is nothing to do; use it as it is" in result.stderr
-    )
-    assert not (tmp_path / "again").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "fp8", "full", "in"]
 
 
 def test_a_failure_while_writing_leaves_nothing(tmp_path, monkeypatch):
@@ -316,8 +261,7 @@ def test_files_that_may_not_grow_leave_nothing(tmp_path, limit, where):
     assert list((tmp_path / "empty").iterdir()) == []
 
 
-@pytest.mark.parametrize("there", [False, True], ids=["new", "empty"])
-@pytest.mark.parametrize("last", ["load_model", "_sync"])
+@pytest.mark.parametrize(("last", "there"), [("load_model", False), ("_sync", False), ("_sync", True)])
 def test_an_interrupt_leaves_nothing_and_says_so(tmp_path, monkeypatch, last, there):
     source, out = native(tmp_path / "in"), tmp_path / "out"
     real = getattr(module, last)
@@ -403,30 +347,36 @@ def test_a_broken_config_is_a_sentence(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "text", ['{"weight_map": null}', '{"weight_map": ["a"]}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": null}}',
-             "[]", "{}"],
-)  # fmt: skip
-def test_an_index_that_is_none_is_a_sentence(tmp_path, text):
+    ("file", "text", "said"),
+    [
+        *(
+            ("model.safetensors.index.json", text, "has no weight_map of tensor names to file names")
+            for text in (
+                '{"weight_map": null}',
+                '{"weight_map": ["a"]}',
+                '{"weight_map": {"a": 3}}',
+                "[]",
+                "{}",
+            )
+        ),
+        ("model.safetensors.index.json", "{bad", "is not valid JSON"),
+        ("config.json", "{bad", "is not valid JSON"),
+    ],
+)
+def test_a_file_of_a_checkpoint_that_is_not_what_it_should_be_is_a_sentence(tmp_path, file, text, said):
     source = native(tmp_path / "in")
     (source / "model.safetensors").rename(source / "model-00001-of-00001.safetensors")
-    index = source / "model.safetensors.index.json"
-    index.write_text(text)
-    refused_alike(source, f"{index} has no weight_map of tensor names to file names")
-
-
-@pytest.mark.parametrize("file", ["model.safetensors.index.json", "config.json"])
-def test_a_file_of_a_checkpoint_that_is_no_json_is_fetched_again(tmp_path, file):
-    source = native(tmp_path / "in")
-    (source / "model.safetensors").rename(source / "model-00001-of-00001.safetensors")
-    (source / file).write_text("{bad")
-    assert "fetch the checkpoint again, or export it again." in refused_alike(source, "is not valid JSON")
+    (source / file).write_text(text)
+    shown = refused_alike(source, said)
+    assert str(source / file) in shown
+    assert "JSON" not in said or "fetch the checkpoint again, or export it again." in shown
 
 
 def refused_alike(source, sentence):
     """By the command and, as a cell of a matrix, by the loader; the command's words."""
     for weights in ("native", "fp8_block128"):
         with pytest.raises(KvbenchError) as e:
-            load_model({"model": str(source), "weights": weights}, "cpu", "float32")
+            load(source, weights=weights)
         assert sentence in str(e.value)
         assert str(source) in str(e.value)
         assert "the matrix again" not in str(e.value)
@@ -444,8 +394,7 @@ def test_the_default_model_speaks_in_fp8(tmp_path):
     data = written("smollm2-135m-instruct", out)
     assert (len(data["converted"]), data["dtype"]) == (210, "bfloat16")
     assert (data["bytes_before"], data["bytes_after"]) == (269_030_016, 162_891_696)
-    loaded = load_model({"model": str(out), "weights": "fp8_block128"}, "cpu", "float32")
-    on_load = load_model({"model": "smollm2-135m-instruct", "weights": "fp8_block128"}, "cpu", "float32")
+    loaded, on_load = load(out), load("smollm2-135m-instruct")
     assert loaded.weights.modules == on_load.weights.modules
     for name in data["converted"]:
         ours, other = (m.model.get_submodule(name) for m in (loaded, on_load))
