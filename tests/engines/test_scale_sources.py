@@ -1,4 +1,4 @@
-"""Scales of a KV cache from a checkpoint to the store: the values are the files', each names its source, each was read."""
+"""Scales of a KV cache, from checkpoint to store: the values of the files, each with its source, each read."""
 
 import json
 import shutil
@@ -56,14 +56,8 @@ def held(x):
 
 def entry(layer, **own):
     values = {"k": held(0.01 * (layer + 1)), "v": held(0.02 * (layer + 1))}
-    return {
-        "layer": layer,
-        **values,
-        **{f"{s}_source": "checkpoint" for s in "kv"},
-        "k_read": True,
-        "v_read": True,
-        **own,
-    }
+    read = {"k_source": "checkpoint", "v_source": "checkpoint", "k_read": True, "v_read": True}
+    return {"layer": layer, **values, **read, **own}
 
 
 ENTRIES = [entry(i) for i in range(LAYERS)]
@@ -164,13 +158,20 @@ FINE = ([6, -8, 24, 90, -98, 127], [0.3, -0.4, 1.2, 4.5, -4.9, 6.35], 2)
 COARSE = ([0, 0, 1, 4, -5, 8], [0, 0, 1, 4, -5, 8], 0)
 
 
-@pytest.mark.parametrize(("scale", "due"), [("checkpoint", FINE), ("default", COARSE), (0.05, FINE)])
-def test_a02_t1_a_checkpoints_scale_is_the_one_that_is_used(folder, scale, due):
+USED = [
+    ("checkpoint", "checkpoint", FINE), ("default", "default", COARSE), (0.05, "given", FINE), (1.0, "given", COARSE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scale", "source", "due"), USED)
+def test_a02_t1_the_scale_that_is_asked_for_is_used_and_named(folder, scale, source, due):
     """And what it clips is counted (T2): 8.0 at 0.05 becomes 6.35."""
     codes, back, clipped = due
     configure(folder, {**CACHE, "kv_cache_scheme": {**SCHEME, "type": "int"}})
     edit(folder, lambda t: {k: torch.tensor([0.05]) for k in t if k.endswith(("k_scale", "v_scale"))})
-    store = engine_on(folder, "int8_static", scale).store
+    engine = engine_on(folder, "int8_static", scale)
+    assert set(sources(engine)) == {(source, source)}
+    store = engine.store
     seq = store.add()
     store.reserve(seq, 1)
     x = torch.zeros(1, store.shapes[0].kv_heads, store.shapes[0].head_dim)
@@ -180,9 +181,7 @@ def test_a02_t1_a_checkpoints_scale_is_the_one_that_is_used(folder, scale, due):
     page = int(store.tables([seq])[0, 0])
     assert store.layers[1].k[page, 0, 0, : len(X)].tolist() == codes
     k, v = store.read(1, store.tables([seq]), 1, torch.float32)
-    torch.testing.assert_close(
-        k[0, 0, 0, : len(X)], torch.tensor(back, dtype=torch.float32), rtol=1e-6, atol=0
-    )
+    torch.testing.assert_close(k[0, 0, 0, : len(X)], torch.tensor(back).float(), rtol=1e-6, atol=0)
     assert torch.equal(k, v)
     assert store.health()[1]["clipped"] == clipped
 
@@ -217,27 +216,25 @@ NAMES += [(p, OWN[3]) for p in ("", "language_model.model.", "model.language_mod
 @pytest.mark.parametrize(("prefix", "name"), NAMES)
 def test_a14_t2_both_readings_know_every_name_and_no_other_tower(folder, prefix, name):
     """The loader's, by a pattern and from bytes, and the evidence's, by names and torch."""
-    edit(
-        folder,
-        renamed(
-            lambda key, side: f"{prefix}{key.split('.', 1)[1].split('_attn.')[0]}_attn.{name.format(side)}"
-        ),
-    )
+    own = name.format
+
+    def named(key, side):
+        return f"{prefix}{key.split('.', 1)[1].split('_attn.')[0]}_attn.{own(side)}"
+
+    edit(folder, renamed(named))
     edit(folder, {K_0.replace("model.", "vision_tower.", 1): torch.tensor(1.0)})
     engine, stored = engine_on(folder), load_file(folder / FILE)
     for layer, due in enumerate(expected_scales(engine)):
         for side, scale in zip("kv", due, strict=True):
-            tensor = f"{prefix}layers.{layer}.self_attn.{name.format(side)}"
-            assert (scale.value, scale.source, scale.tensor) == (
-                stored[tensor].double().item(),
-                "checkpoint",
-                tensor,
-            )
+            tensor = f"{prefix}layers.{layer}.self_attn.{own(side)}"
+            assert scale == Scale(stored[tensor].double().item(), "checkpoint", tensor)
             assert engine.model.cache_scales[layer, side].value == scale.value
 
 
 @pytest.mark.parametrize("prefix", ["vision_tower.", "draft."])
-def test_another_towers_scales_alone_are_no_scales(folder, prefix):
+def test_scales_of_another_tower_or_format_are_no_scales(folder, prefix):
+    with pytest.raises(Refused, match=r"are for fp8_e4m3_static \(its config.json has no kv_cache_scheme"):
+        settled_scales(spec := spec_of(folder, "int8_static", "checkpoint"), config_facts(spec))
     edit(folder, renamed(lambda key, side: key.replace("model.", prefix, 1)))
     with pytest.raises(Refused, match="has no KV cache scales for any of its 4 layers"):
         engine_on(folder)
@@ -245,8 +242,7 @@ def test_another_towers_scales_alone_are_no_scales(folder, prefix):
     assert {scale for pair in expected_scales(engine) for scale in pair} == {Scale(1.0, "default")}
     (said,) = engine.model.warnings("checkpoint_or_default")
     assert (
-        f"({prefix}layers.0.self_attn.k_proj.k_scale and 7 more), which are not read: they are of other"
-        in said
+        f"({prefix}{AT[6:].format(0, 'k_proj.k_scale')} and 7 more), which are not read: they are of" in said
     )
 
 
@@ -254,10 +250,8 @@ def test_a_scale_of_a_layer_that_the_model_has_not_is_warned_of(folder):
     model = engine_on(folder).model
     assert model.warnings("checkpoint") == ()
     edit(folder, {AT.format(99, "k_scale"): torch.tensor(0.5)})
-    assert engine_on(folder).model.warnings("checkpoint") == (
-        f"The checkpoint holds scales of a KV cache ({AT.format(99, 'k_scale')}), which are not read: the model has 4 "
-        "layers, and these are of later ones.",
-    )
+    (said,) = engine_on(folder).model.warnings("checkpoint")
+    assert f"({AT.format(99, 'k_scale')}), which are not read: the model has 4 layers" in said
 
 
 def test_scales_of_all_shards_reach_the_store(folder):
@@ -265,16 +259,10 @@ def test_scales_of_all_shards_reach_the_store(folder):
     (folder / FILE).unlink()
     parts = {k: f"{'b' if 'v_scale' in k else 'a'}.safetensors" for k in tensors}
     for part in set(parts.values()):
-        save_file(
-            {k: tensors[k] for k in tensors if parts[k] == part}, folder / part, metadata={"format": "pt"}
-        )
+        own = {k: tensors[k] for k in tensors if parts[k] == part}
+        save_file(own, folder / part, metadata={"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": parts}))
-    assert [float(f"{row['v']:.6g}") for row in live_scales(engine_on(folder).store)] == [
-        0.02,
-        0.04,
-        0.06,
-        0.08,
-    ]
+    assert [round(row["v"], 6) for row in live_scales(engine_on(folder).store)] == [0.02, 0.04, 0.06, 0.08]
 
 
 @pytest.mark.slow
@@ -284,11 +272,8 @@ def test_an_fp8_checkpoint_keeps_its_scales_of_the_cache(folder, run, tmp_path):
     quantize_checkpoint(str(folder), fp8)
     edit(fp8, scales)
     configure(fp8, {"kv_cache_scheme": SCHEME})
-    axes, engine = (
-        "kv_format: [fp8_e4m3_static, int8_sym], scale: checkpoint",
-        "{context: 20, weights: fp8_block128}",
-    )
-    code, said, job = run(axes, f"{fp8}', native: '{folder}", engine)
+    axes = "kv_format: [fp8_e4m3_static, int8_sym], scale: checkpoint"
+    code, said, job = run(axes, f"{fp8}', native: '{folder}", "{context: 20, weights: fp8_block128}")
     assert code == 0, said
     (static,), (dynamic,) = job.of(kv_format="fp8_e4m3_static"), job.of(kv_format="int8_sym")
     assert static["facts"]["scales"] == ENTRIES
@@ -299,14 +284,10 @@ def test_an_fp8_checkpoint_keeps_its_scales_of_the_cache(folder, run, tmp_path):
 def test_a_scale_that_is_not_the_files_has_no_source_and_fails_e2(folder):
     engine = engine_on(folder)
     engine.store.layers[2].v_scale.fill_(1.0)
-    live, evidence = live_scales(engine.store), examine(engine, reads_expected=False)
-    e2 = next(level for level in evidence.levels if level.name == "E2")
+    e2 = e2_of(engine)
     assert e2.state == MISMATCH
     assert f"layer 2 V: the stored scale is 1, checkpoint was 0.06 ({V_2})" in e2.sentence
-    rows = provenance(engine, live, evidence.levels)
-    assert [row["k_source"] for row in rows] == ["checkpoint"] * 4
-    assert [row["v_source"] for row in rows] == ["checkpoint", "checkpoint", None, "checkpoint"]
-    assert rows[2]["v"] == 1.0
+    assert sources(engine) == [("checkpoint", None if at == 2 else "checkpoint") for at in range(LAYERS)]
 
 
 def test_a_scale_of_1_is_the_checkpoints_only_where_the_files_say_so(folder):
@@ -392,10 +373,7 @@ def test_a_record_and_its_report_never_say_checkpoint_of_what_is_not(run):
     found = [(row["k"], row["k_source"], row["v_source"]) for row in record["facts"]["scales"]]
     assert (found, record["facts"]["scale_kind"]) == ([(1.0, None, None)] * LAYERS, "unknown")
     assert f"4 of 4 layers read: {UNKNOWN} 4" in job.page
-    assert (
-        "<td>checkpoint</td>"
-        not in job.page[job.page.index("Scales of") : job.page.index("Reasons and evidence")]
-    )
+    assert "<td>checkpoint</td>" not in job.page.split("Scales of")[1].split("Reasons and evidence")[0]
 
 
 @pytest.mark.parametrize("kv_format", ["int8_sym", "fp8_e4m3"])
@@ -421,26 +399,9 @@ def test_a_run_that_computes_no_token_has_the_probes_dynamic_scales(run):
     assert code == 0, said
     (record,) = job.of(kv_format="int8_sym")
     for row in record["facts"]["scales"]:
-        assert (row["k_source"], row["v_source"], row["k_read"], row["v_read"]) == (
-            "dynamic",
-            "dynamic",
-            True,
-            True,
-        )
+        assert row["k_source"] == row["v_source"] == "dynamic"
+        assert row["k_read"] is row["v_read"] is True
         assert all(0 < low < high < 1 for low, high in (row["k"], row["v"]))
-
-
-@pytest.mark.parametrize(("scale", "source"), [(0.05, "given"), (1.0, "given"), ("default", "default")])
-def test_given_and_default_are_told_apart_at_the_same_value(folder, scale, source):
-    engine = engine_on(folder, "int8_static", scale)
-    assert set(sources(engine)) == {(source, source)}
-    assert {row["k"] for row in live_scales(engine.store)} == {held(1.0 if scale == "default" else scale)}
-
-
-def test_scales_that_are_not_for_the_format_are_refused(run):
-    code, said, _ = run("kv_format: [native, int8_static], scale: checkpoint")
-    assert code == 3
-    assert "are for fp8_e4m3_static (its config.json has no kv_cache_scheme" in said
 
 
 @pytest.mark.parametrize("scale", ["checkpoint", "checkpoint_or_default"])
