@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     matrix = "name: x\nrunners: {}\n"
     texts = {"m/int8.yaml": matrix, "m/int4.yml": matrix, "m/gate.yaml": "checks: []\n", "m/notes.yaml": "a: 1\n",
              "m/int8.txt": matrix, "m/deep/x": "", "runs/int8/run.json": "{}", "runs/.hidden/x": "",
@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_files_are_completed_by_what_they_are(folder: Path) -> None:
+def test_files_are_completed_by_what_they_are(folder):
     assert completion.matrices("m/") == ["m/deep/", "m/int4.yml", "m/int8.yaml"]
     assert completion.matrices("m/int8") == ["m/int8.yaml"]
     assert completion.gates("m/") == ["m/deep/", "m/gate.yaml"]
@@ -51,7 +51,7 @@ def test_files_are_completed_by_what_they_are(folder: Path) -> None:
     assert completion.corpora("w") == ["wikitext2"]
 
 
-def ask(words: str, at: int, cwd: Path) -> list[str]:
+def ask(words, at, cwd):
     """As bash asks: the words of the line, and which of them the cursor is on."""
     env = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]), "PATH": os.environ["PATH"],
            "_KVBENCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}  # fmt: skip
@@ -61,7 +61,7 @@ def ask(words: str, at: int, cwd: Path) -> list[str]:
     return done.stdout.split()
 
 
-def test_the_shell_is_answered(folder: Path) -> None:
+def test_the_shell_is_answered(folder):
     assert set(COMMANDS) == set(ask("kvbench ", 1, folder))
     assert ask("kvbench plan m/int", 2, folder) == ["m/int4.yml", "m/int8.yaml"]
     assert ask("kvbench gate runs/", 2, folder) == ["runs/int8"]
@@ -70,7 +70,7 @@ def test_the_shell_is_answered(folder: Path) -> None:
     assert ask("kvbench init --format fp8", 3, folder) == ["fp8_e4m3", "fp8_e4m3_static"]
 
 
-def test_every_command_ends_its_help_with_an_example() -> None:
+def test_every_command_ends_its_help_with_an_example():
     assert set(EXAMPLES) == set(COMMANDS)
     for name, examples in EXAMPLES.items():
         shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output
@@ -84,10 +84,10 @@ ALL = [example for examples in EXAMPLES.values() for example in examples]
 
 
 @pytest.mark.parametrize("example", ALL)
-def test_every_example_is_one_that_the_command_takes(example: str) -> None:
+def test_every_example_is_one_that_the_command_takes(example):
     """Arguments and options are known; nothing is run."""
     words = shlex.split(example.split(" > ")[0])[1:]
-    command = get_command(app).commands[words[0]]  # type: ignore[attr-defined]
+    command = get_command(app).commands[words[0]]
     command.make_context(words[0], words[1:])
 
 
@@ -101,7 +101,7 @@ CHEAP = [e for e in ALL if e.split()[1] not in DEAR and "fetch" not in e and "--
 @pytest.mark.parametrize(
     "example", [pytest.param(e, marks=[pytest.mark.slow] if " fp8 kv" in e else []) for e in CHEAP]
 )
-def test_the_cheap_examples_run(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cheap_examples_run(example, tmp_path, monkeypatch):
     for name in ("matrices", "gates", "reports/reference"):
         shutil.copytree(ROOT / name, tmp_path / name)
     (tmp_path / "DIR").mkdir()

@@ -24,20 +24,20 @@ names = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relativ
 QWEN, SMOL = KVShape(8, 128, 128), KVShape(3, 64, 64)
 
 
-def blocks(page: Path, language: str) -> list[str]:
+def blocks(page, language):
     """The fenced blocks of a language, also those inside of a list, without their indent."""
     found = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", page.read_text(encoding="utf-8"), re.M | re.S)
     return [re.sub(rf"^{indent}", "", text, flags=re.M) for indent, text in found]
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """The anchors that GitHub gives the headings of a page."""
     heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 @names
-def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: Path) -> None:
+def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page):
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
         path, _, anchor = target.partition("#")
         file = page.parent / path if path else page
@@ -45,7 +45,7 @@ def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: Path) -> None:
         assert not anchor or anchor in anchors(file), target
 
 
-def test_the_readme_is_short_and_links_every_page() -> None:
+def test_the_readme_is_short_and_links_every_page():
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
     assert len(list(DOCS.glob("*.md"))) <= 11
@@ -54,7 +54,7 @@ def test_the_readme_is_short_and_links_every_page() -> None:
 
 
 @names
-def test_every_example_of_a_matrix_or_a_gate_loads(page: Path, tmp_path: Path) -> None:
+def test_every_example_of_a_matrix_or_a_gate_loads(page, tmp_path):
     for text in blocks(page, "yaml"):
         data = yaml.safe_load(text) or {}
         file = tmp_path / "example.yaml"
@@ -68,8 +68,8 @@ def test_every_example_of_a_matrix_or_a_gate_loads(page: Path, tmp_path: Path) -
 
 
 @names
-def test_every_command_and_option_exists(page: Path) -> None:
-    commands = get_command(app).commands  # type: ignore[attr-defined]
+def test_every_command_and_option_exists(page):
+    commands = get_command(app).commands
     for text in blocks(page, "sh"):
         for line in text.replace("\\\n", " ").splitlines():
             for command in re.split(r" && | \|\|? |; ", line):
@@ -82,7 +82,7 @@ def test_every_command_and_option_exists(page: Path) -> None:
                     assert {word.split("=")[0] for word in words if word.startswith("-")} - known == set()
 
 
-def test_the_gates_that_come_with_it_are_listed() -> None:
+def test_the_gates_that_come_with_it_are_listed():
     table = (DOCS / "gates.md").read_text(encoding="utf-8").split("## The gates that come with it")[1]
     assert set(re.findall(r"`(\w+\.yaml)`", table)) == {path.name for path in (ROOT / "gates").glob("*.yaml")}
 
@@ -90,18 +90,18 @@ def test_the_gates_that_come_with_it_are_listed() -> None:
 # docs/formats.md: its numbers are those of the code
 
 
-def numbers(text: str) -> list[str]:
+def numbers(text):
     return [n.replace(",", "") for n in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]
 
 
-def rows(title: str) -> dict[str, list[str]]:
+def rows(title):
     """The first table after a line that ends with `title`: first cell to the other cells of its row."""
     text = (DOCS / "formats.md").read_text(encoding="utf-8").split(f"{title}\n\n")[1].split("\n\n")[0]
     cells = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
     return {row[0]: row[1:] for row in cells}
 
 
-def test_formats_are_described() -> None:
+def test_formats_are_described():
     assert set(rows("## Weight formats")) == set(WEIGHT_FORMATS)
     described = {name: row[2:] for name, row in rows("## KV formats").items()}
     assert list(described) == list(KV_FORMATS)
@@ -110,7 +110,7 @@ def test_formats_are_described() -> None:
         assert described[name] == [scale, f"{fmt.qmax:g}" if fmt.qmax else ""]
 
 
-def test_formats_bytes_of_a_page_and_of_a_token() -> None:
+def test_formats_bytes_of_a_page_and_of_a_token():
     for name, row in rows("One page of 16 tokens of one layer with 8 heads of 128, in 16 bits:").items():
         for fmt in (KV_FORMATS[part.strip(" `")] for part in name.split(",")):
             size = kv_bytes(fmt, QWEN, 16, "bfloat16")
@@ -128,7 +128,7 @@ def test_formats_bytes_of_a_page_and_of_a_token() -> None:
     assert said in " ".join((DOCS / "formats.md").read_text(encoding="utf-8").split())
 
 
-def test_formats_ratios_of_head_dims() -> None:
+def test_formats_ratios_of_head_dims():
     """(D + b) / (2 D) for a scale of b bytes per row."""
     text = " ".join((DOCS / "formats.md").read_text(encoding="utf-8").split())
     for name, dim, ratio in (
@@ -143,7 +143,7 @@ def test_formats_ratios_of_head_dims() -> None:
         assert re.search(rf"`{name}` [^;.]*(?:\.\d[^;.]*)*{re.escape(ratio)} at {dim}", text)
 
 
-def test_formats_bytes_of_weights() -> None:
+def test_formats_bytes_of_weights():
     table = rows("takes a whole scale. Embeddings, norms, biases and the output layer stay native.")
     assert len(table) == 3
     for layer, (codes, scales, total, ratio) in table.items():
@@ -154,7 +154,7 @@ def test_formats_bytes_of_weights() -> None:
         assert ratio == f"{size.total / (2 * n * k):.4f}"
 
 
-def test_the_pages_name_matrices_gates_and_commands_that_exist() -> None:
+def test_the_pages_name_matrices_gates_and_commands_that_exist():
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "notes.md")  # a log
     folders = "matrices|gates|examples|benchmarks|kvbench|kernels|tests"
     paths = set(re.findall(rf"\b(?:{folders})/[\w/]+\.(?:yaml|yml|py)", text))
@@ -165,12 +165,12 @@ def test_the_pages_name_matrices_gates_and_commands_that_exist() -> None:
     assert [name for name in COMMANDS if f"`{name}" not in running and f"kvbench {name}" not in running] == []
 
 
-def test_the_exit_codes_are_listed() -> None:
+def test_the_exit_codes_are_listed():
     table = (DOCS / "running.md").read_text(encoding="utf-8").split("## Exit codes")[1].split("\n## ")[0]
     assert re.findall(r"^\| (\d+) \|", table, re.M) == ["0", "1", "2", "3", "4", "130", "141"]
 
 
-def test_check_table_finds_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_table_finds_what_the_page_shows(monkeypatch):
     text = (DOCS / "comparing.md").read_text(encoding="utf-8")
     command, shown = text.split("\n$ kvbench ")[1].split("```")[0].split("\n", 1)
     monkeypatch.chdir(ROOT)

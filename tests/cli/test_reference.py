@@ -15,12 +15,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_reference_page_is_current(name: str) -> None:
+def test_a_reference_page_is_current(name):
     text = (ROOT / FOLDER / name).read_text(encoding="utf-8")
     assert text == PAGES[name](), "python -m kvbench.cli.reference writes the pages again"
 
 
-def test_every_command_key_option_and_metric_has_a_place() -> None:
+def test_every_command_key_option_and_metric_has_a_place():
     heads = PAGES["cli.md"]().split("\n## ")[1:]
     assert [head.split("\n")[0] for head in heads] == list(COMMANDS)
     schema = PAGES["schema.md"]()

@@ -43,7 +43,7 @@ finally:
 """
 
 
-def loaded(*arguments: str) -> set[str]:
+def loaded(*arguments):
     """Which of the heavy modules were imported at the command's first output."""
     done = subprocess.run(
         [sys.executable, "-c", CODE, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
@@ -56,12 +56,12 @@ def loaded(*arguments: str) -> set[str]:
     "arguments",
     [("gate", "--help"), ("plan", "matrices/smoke.yaml"), ("validate", "matrices/int8.yaml"), ("formats",)],
 )
-def test_what_reads_no_records_starts_without_numerics(arguments: tuple[str, ...]) -> None:
+def test_what_reads_no_records_starts_without_numerics(arguments):
     assert loaded(*arguments) == {"none"}
 
 
 @pytest.mark.parametrize("command", ["gate", "report", "compare"])
-def test_stored_records_are_judged_before_anything_is_drawn(command: str, tmp_path: Path) -> None:
+def test_stored_records_are_judged_before_anything_is_drawn(command, tmp_path):
     run = on_disk(stored(latency(), gate=None), tmp_path)
     runs = [str(run)] * (2 if command == "compare" else 1)
     assert loaded(command, *runs) <= {*INTERVALS, "none"}

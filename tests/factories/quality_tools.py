@@ -44,7 +44,7 @@ def word_tokenizer(words: list[str], **special: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {word: i for i, word in enumerate(["<unk>", *special.values(), *words])}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>", continuing_subword_prefix=""))  # type: ignore[call-arg]
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>", continuing_subword_prefix=""))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "isolated")
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **special)
 
@@ -91,14 +91,14 @@ def context(
 
     def factory(name: str) -> Callable[..., Any]:
         decision = resolve(Request(name, "native", "torch", "refuse"), model.facts)
-        return lambda **capacity: Engine(model, decision, cell, **capacity)  # type: ignore[arg-type]
+        return lambda **capacity: Engine(model, decision, cell, **capacity)
 
     record = SimpleNamespace(samples=baseline.samples, facts=baseline.facts) if baseline else None
     return Context(
         spec=cell, options=values, variant="", model=model, engine=factory(kv_format), native=factory("native"),
         emulator=factory("native"),
         baseline=record, data_dir=data_dir,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
 
 
 def reference_logprobs(model: LoadedModel, ids: list[int]) -> Any:

@@ -199,7 +199,7 @@ def test_what_a_run_does_not_hold_invalidates_nothing():
 
 def drifting(candidate, baseline, names, step):
     """Every request takes `step` times as long as the one before it, whichever arm it is of."""
-    times: dict[str, list[float]] = {"candidate": [], "baseline": []}
+    times = {"candidate": [], "baseline": []}
     for i, name in enumerate(names):
         times[name].append((candidate if name == "candidate" else baseline) * step**i)
     return timed(times["candidate"], times["baseline"], names=names)

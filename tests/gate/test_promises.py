@@ -6,10 +6,8 @@ cells).
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, cycle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +82,7 @@ ROUNDING = {"%": 0.01, "nat": 1e-4, "pt": 0.01}
 TIMES = (1 / 2, 2.0)
 # ms between two readings of the clock; a busy machine would make real times differ by more than TIMES.
 RECORDED = (2.0, 1.9, 2.1, 2.05, 1.8, 2.2, 1.95)
-RUNS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
+RUNS = {
     # module, options of both runs, and what is otherwise in the second
     "agreement": (agreement.run, {"steps": 160, "prompt_tokens": 24}, {"draft": 4}),
     "perplexity": (perplexity.run, {"data": "pydoc", "limit_chunks": 6}, {"prefill_chunk": 200}),

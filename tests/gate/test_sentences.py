@@ -3,14 +3,13 @@ it after a change of words, run `python -m tests.gate.test_sentences` and review
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from kvbench.errors import NO_DEVICE
 from kvbench.gate.evaluate import evaluate
 from kvbench.gate.policy import Gate
-from kvbench.gate.verdict import REASONS, Verdict
+from kvbench.gate.verdict import REASONS
 from kvbench.metrics.collect import METRICS, Row
 from kvbench.records.record import MISMATCH, UNVERIFIED, Level
 from kvbench.records.run import MergedFrom
@@ -98,7 +97,7 @@ def shard():
     return with_manifest(run, shard=Share(Shard(1, 2), frozenset({run.tasks[0].key})))
 
 
-SCENES: dict[str, Callable[[], Verdict]] = {
+SCENES = {
     "kept": lambda: judge(stored(), RATIO),
     "broken": lambda: judge(scored(1.02, spread=0.001), PPL),
     "spans_limit": lambda: judge(steps([7] * 128, [7] * 128), check("top1_teacher_forced", 0.99)),

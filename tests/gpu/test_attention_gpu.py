@@ -3,8 +3,6 @@ addresses.
 """
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -24,20 +22,18 @@ DEVICE = "cuda"
 
 
 @pytest.fixture(autouse=True)
-def _float32_twin() -> Iterator[None]:
+def _float32_twin():
     """The twin's attention by plain float32 matrix products, not by a fused kernel with other rounding."""
     with sdpa_kernel(SDPBackend.MATH):
         yield
 
 
-def decoded(pool: Pool, q: torch.Tensor, splits: int, twin: bool = False, **options: Any) -> torch.Tensor:
+def decoded(pool, q, splits, twin=False, **options):
     function = paged_decode_torch if twin else paged_decode
     return function(pool.cache, q, pool.table, pool.lengths, q.shape[-1] ** -0.5, splits=splits, **options)
 
 
-def prefilled(
-    pool: Pool, q: torch.Tensor, new: list[int], twin: bool = False, **options: Any
-) -> torch.Tensor:
+def prefilled(pool, q, new, twin=False, **options):
     function = paged_prefill_torch if twin else paged_prefill
     starts = torch.tensor([0, *new], device=DEVICE).cumsum(0).to(torch.int32)
     where = (pool.table, pool.lengths, starts, max(new), q.shape[-1] ** -0.5)
@@ -47,7 +43,7 @@ def prefilled(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_decode_and_prefill_equal_their_twins(fmt: str, head_dim: int, dtype: torch.dtype) -> None:
+def test_decode_and_prefill_equal_their_twins(fmt, head_dim, dtype):
     lengths = (1, 16, 333, 2048)
     pool = random_pool(fmt, dtype, lengths, DEVICE, kv_heads=2, head_dim=head_dim, value_dim=head_dim)
     q = queries(4, 8, head_dim, dtype=dtype, device=DEVICE)
@@ -60,7 +56,7 @@ def test_decode_and_prefill_equal_their_twins(fmt: str, head_dim: int, dtype: to
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_the_instructions_are_what_execution_says_and_nothing_spills(fmt: str, dtype: torch.dtype) -> None:
+def test_the_instructions_are_what_execution_says_and_nothing_spills(fmt, dtype):
     pool = random_pool(fmt, dtype, (300,), DEVICE, kv_heads=2, head_dim=128, value_dim=128)
     with record() as launches:
         decoded(pool, queries(1, 8, 128, dtype=dtype, device=DEVICE), 2)
@@ -79,7 +75,7 @@ def test_the_instructions_are_what_execution_says_and_nothing_spills(fmt: str, d
 
 
 @pytest.mark.parametrize("kernel", [decoded, prefilled])
-def test_a11_t4_float32_keeps_what_tf32_drops(kernel: Any) -> None:
+def test_a11_t4_float32_keeps_what_tf32_drops(kernel):
     """4096 equal weights: the mean is 1 + 2^-12 in float32 and exactly 1 in TF32, which has 10 bits of
     mantissa.
     """
@@ -90,7 +86,7 @@ def test_a11_t4_float32_keeps_what_tf32_drops(kernel: Any) -> None:
     assert (out - (1 + 2.0**-12)).abs().max() < 1e-6
 
 
-def test_a11_t4_float32_logits_are_not_tf32() -> None:
+def test_a11_t4_float32_logits_are_not_tf32():
     """Two keys that differ by 2^-12 in each element, which TF32 rounds away."""
     keys = [torch.ones(1, 2, 64, device=DEVICE)]
     keys[0][:, 1] += 2.0**-12
@@ -102,7 +98,7 @@ def test_a11_t4_float32_logits_are_not_tf32() -> None:
     assert (out.double() - wanted).abs().max() < 1e-4  # with TF32: 0.5, which is 0.03 away
 
 
-def test_a12_t1_the_last_pages_of_a_pool_above_2_to_the_31_elements_are_attended() -> None:
+def test_a12_t1_the_last_pages_of_a_pool_above_2_to_the_31_elements_are_attended():
     """131,200 INT8 pages of 16 tokens, 8 heads of 128: 2.15 GB of K, and of V."""
     if torch.cuda.mem_get_info()[0] < 8 * 2**30:
         pytest.skip("needs 8 GiB of free GPU memory")
@@ -130,7 +126,7 @@ def test_a12_t1_the_last_pages_of_a_pool_above_2_to_the_31_elements_are_attended
     assert torch.equal(prefilled(moved, prompt, [100]), wanted[1])
 
 
-def test_a_captured_decode_follows_lengths_tables_and_scales() -> None:
+def test_a_captured_decode_follows_lengths_tables_and_scales():
     """Nothing in the wrapper waits for the device, and everything that changes from step to step is read
     there.
     """

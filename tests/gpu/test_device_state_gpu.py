@@ -13,7 +13,7 @@ from kvbench.stats.stability import slowdown
 pytestmark = pytest.mark.gpu
 
 
-def test_the_gpu_is_found_by_its_uuid() -> None:
+def test_the_gpu_is_found_by_its_uuid():
     device = torch.device("cuda", torch.cuda.current_device())
     found = DeviceState(device)
     assert found.found_by == "uuid", found.unread
@@ -25,13 +25,13 @@ def test_the_gpu_is_found_by_its_uuid() -> None:
     found.close()
 
 
-def test_it_is_found_by_its_bus_too() -> None:
+def test_it_is_found_by_its_bus_too():
     device = torch.device("cuda")
     ids = ids_of(device)
     assert DeviceState(device, ids={"pci": ids["pci"]}).found_by == "pci"
 
 
-def test_a_state_at_work() -> None:
+def test_a_state_at_work():
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     for _ in range(50):
         x = (x @ x).clamp(-1, 1)
@@ -55,7 +55,7 @@ def test_a_state_at_work() -> None:
     assert "gpu" not in found.unread
 
 
-def test_another_process_is_seen_or_it_is_said_why_not() -> None:
+def test_another_process_is_seen_or_it_is_said_why_not():
     torch.zeros(1, device="cuda")
     alone = DeviceState(torch.device("cuda"))
     first = alone.others()
@@ -77,25 +77,25 @@ def test_another_process_is_seen_or_it_is_said_why_not() -> None:
 class Products:
     """An arm that multiplies matrices."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.x = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
 
-    def submit(self) -> None:
+    def submit(self):
         self.step()
 
-    def step(self) -> None:
+    def step(self):
         self.x = (self.x @ self.x).clamp(-1, 1)
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         torch.cuda.synchronize()
 
-    def ran(self) -> dict[str, str]:
+    def ran(self):
         return {}
 
-    def close(self) -> None: ...
+    def close(self): ...
 
 
-def test_measured_requests_have_the_state_of_the_gpu() -> None:
+def test_measured_requests_have_the_state_of_the_gpu():
     found = DeviceState(torch.device("cuda"))
     timings = measure([("candidate", Products())], new_tokens=4, repeats=3, warmup=1, read_state=found.read)
     for timing in timings.measured:

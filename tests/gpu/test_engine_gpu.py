@@ -4,7 +4,6 @@ a capture.
 
 import gc
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -25,21 +24,20 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the compiler's own imports
 ]
 
-PROMPTS = [
-    [(37 * i + 11 * row) % 251 for i in range(9 + 20 * row)] for row in range(3)
-]  # 9, 29 and 49 tokens
+# of 9, 29 and 49 tokens
+PROMPTS = [[(37 * i + 11 * row) % 251 for i in range(9 + 20 * row)] for row in range(3)]
 
 
-def loaded(dtype: str = "bfloat16", name: str = "tiny-llama") -> Any:
+def loaded(dtype="bfloat16", name="tiny-llama"):
     return load_model({**CELL_KEYS, "model": name, "model_weights": "random"}, "cuda", dtype)
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model():
     return loaded()
 
 
-def made(model: Any, kv_format: str = "int8_sym", sequences: int = len(PROMPTS), **keys: Any) -> Any:
+def made(model, kv_format="int8_sym", sequences=3, **keys):
     scale = 0.05 if kv_format.endswith("static") else None
     spec = {
         **CELL_KEYS, "model": "tiny-llama", "kv_format": kv_format, "scale": scale, "backend": "triton",
@@ -50,7 +48,7 @@ def made(model: Any, kv_format: str = "int8_sym", sequences: int = len(PROMPTS),
     return Engine(model, decision, spec, sequences=sequences, tokens=96)
 
 
-def text(engine: Any, steps: int = 24) -> list[list[int]]:
+def text(engine, steps=24):
     """Greedy tokens of three ragged sequences, a step for all at a time: over a page's end, and more."""
     seqs = [engine.add() for _ in PROMPTS]
     logits = engine.forward(list(zip(seqs, PROMPTS, strict=True)))
@@ -65,7 +63,7 @@ def text(engine: Any, steps: int = 24) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
-def test_graph_and_eager_give_the_same_tokens(model: Any, kv_format: str) -> None:
+def test_graph_and_eager_give_the_same_tokens(model, kv_format):
     plain = text(made(model, kv_format, decode="eager", compile="off"))
     engine = made(model, kv_format, decode="graph", compile="off")
     assert text(engine) == plain
@@ -74,10 +72,10 @@ def test_graph_and_eager_give_the_same_tokens(model: Any, kv_format: str) -> Non
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])  # another attention of the library for each
-def test_compiled_layers_give_the_logits_of_plain_ones_but_for_rounding(dtype: str) -> None:
+def test_compiled_layers_give_the_logits_of_plain_ones_but_for_rounding(dtype):
     mine = loaded(dtype)
 
-    def logits(compile: str) -> torch.Tensor:
+    def logits(compile):
         engine = made(mine, dtype=dtype, decode="graph", compile=compile)
         seq = engine.add()
         engine.prefill(seq, PROMPTS[2])
@@ -87,7 +85,7 @@ def test_compiled_layers_give_the_logits_of_plain_ones_but_for_rounding(dtype: s
     torch.testing.assert_close(compiled, plain, rtol=0, atol=0.05 * plain.abs().max().item())
 
 
-def test_logits_that_were_handed_out_outlive_the_next_step() -> None:
+def test_logits_that_were_handed_out_outlive_the_next_step():
     """In float32 too, where they need no conversion: the graph's own are overwritten by its next replay."""
     engine = made(loaded("float32"), "native", dtype="float32", decode="graph", compile="off")
     seq = engine.add()
@@ -100,12 +98,12 @@ def test_logits_that_were_handed_out_outlive_the_next_step() -> None:
 
 
 @pytest.mark.parametrize("name", ["k_scale", "v_scale"])
-def test_a_scale_changed_after_the_capture_changes_the_logits(model: Any, name: str) -> None:
+def test_a_scale_changed_after_the_capture_changes_the_logits(model, name):
     engine = made(model, decode="graph", compile="off")
     seq = engine.add()
     engine.prefill(seq, PROMPTS[1])
 
-    def decode() -> torch.Tensor:
+    def decode():
         engine.truncate(seq, len(PROMPTS[1]))
         return engine.decode([seq], [7]).clone()
 
@@ -122,7 +120,7 @@ def test_a_scale_changed_after_the_capture_changes_the_logits(model: Any, name: 
     assert graph.replays == 3
 
 
-def test_garbage_of_an_earlier_engine_does_not_end_a_capture(model: Any) -> None:
+def test_garbage_of_an_earlier_engine_does_not_end_a_capture(model):
     """An engine with graphs that only a collection finds, and a collector that meets it first while the next
     one captures.
     """
@@ -137,7 +135,7 @@ def test_garbage_of_an_earlier_engine_does_not_end_a_capture(model: Any) -> None
         del earlier
         inside = engine.run_model
 
-        def collecting(*args: Any, **keys: Any) -> Any:
+        def collecting(*args, **keys):
             if torch.cuda.is_current_stream_capturing():
                 gc.set_threshold(1)
             return inside(*args, **keys)
@@ -148,7 +146,7 @@ def test_garbage_of_an_earlier_engine_does_not_end_a_capture(model: Any) -> None
         gc.set_threshold(*thresholds)
 
 
-def test_fewer_sequences_than_the_graph_has_rows(model: Any) -> None:
+def test_fewer_sequences_than_the_graph_has_rows(model):
     """Of four sequences at most, three share the graph of four rows: one of them is not there."""
     engine = made(model, sequences=4, decode="graph", compile="off")
     alone = made(model, sequences=4, decode="eager", compile="off")
@@ -165,10 +163,10 @@ def test_fewer_sequences_than_the_graph_has_rows(model: Any) -> None:
 
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
-def test_a08_t2_a_swap_between_two_steps_of_a_graph_changes_nothing(model: Any, kv_format: str) -> None:
+def test_a08_t2_a_swap_between_two_steps_of_a_graph_changes_nothing(model, kv_format):
     """The pages are overwritten with 0x7F meanwhile and come back elsewhere, where the next step must look."""
 
-    def logits(swapped: bool) -> torch.Tensor:
+    def logits(swapped):
         engine = made(model, kv_format, decode="graph", compile="off")
         seq = engine.add()
         engine.prefill(seq, PROMPTS[1])
@@ -188,7 +186,7 @@ def test_a08_t2_a_swap_between_two_steps_of_a_graph_changes_nothing(model: Any, 
 
 
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3_static"])
-def test_the_evidence_of_a_graph_is_verified(model: Any, kv_format: str) -> None:
+def test_the_evidence_of_a_graph_is_verified(model, kv_format):
     engine = made(model, kv_format)
     assert (engine.decode_mode, engine.compile_mode) == ("graph", "layer")
     text(engine, 4)
@@ -204,7 +202,7 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 
 
 
 @pytest.fixture(scope="module")
-def wide_heads(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def wide_heads(tmp_path_factory):
     """tiny-llama with the head_dim that the Gluon kernel takes."""
     folder = tmp_path_factory.mktemp("wide")
     (folder / "config.json").write_text(json.dumps({**TINY["tiny-llama"], "head_dim": 64}))
@@ -213,9 +211,7 @@ def wide_heads(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
-def test_the_gluon_kernel_has_the_same_evidence_and_the_same_tokens_in_a_graph(
-    wide_heads: Any, kv_format: str
-) -> None:
+def test_the_gluon_kernel_has_the_same_evidence_and_the_same_tokens_in_a_graph(wide_heads, kv_format):
     engine = made(wide_heads, kv_format)
     tokens = text(engine, 4)
     found = evidence.examine(engine, reads_expected=True)
@@ -226,7 +222,7 @@ def test_the_gluon_kernel_has_the_same_evidence_and_the_same_tokens_in_a_graph(
     assert tokens == text(made(wide_heads, kv_format, decode="eager"), 4)
 
 
-def test_a21_t1_a_shape_seen_first_costs_a_warm_up_and_no_measured_request() -> None:
+def test_a21_t1_a_shape_seen_first_costs_a_warm_up_and_no_measured_request():
     model = loaded()  # its layers have not been compiled for another test
     arm = EngineArm(made(model), random_prompts(model, 3, 21), 512, 6)
     timings = measure([("candidate", arm)], new_tokens=6, repeats=3, warmup=1)
@@ -237,15 +233,13 @@ def test_a21_t1_a_shape_seen_first_costs_a_warm_up_and_no_measured_request() -> 
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
 @pytest.mark.parametrize(("batch", "chunk", "graphs"), [(3, 512, 1), (3, 42, 2), (1, 8, 3), (2, 16, 2)])
-def test_prompts_over_several_forwards_are_graphs_with_the_same_text(
-    model: Any, kv_format: str, batch: int, chunk: int, graphs: int
-) -> None:
+def test_prompts_over_several_forwards_are_graphs_with_the_same_text(model, kv_format, batch, chunk, graphs):
     """Whole prompts of some sequences a forward, and chunks of one behind what it holds; of the last case one
     is eager.
     """
     prompts = random_prompts(model, batch, 21)
 
-    def texts(engine: Any) -> list[list[int]]:
+    def texts(engine):
         arm, found = EngineArm(engine, prompts, chunk, 4), []
         for _ in range(2):
             arm.submit()
@@ -264,7 +258,7 @@ def test_prompts_over_several_forwards_are_graphs_with_the_same_text(
     assert found.state == VERIFIED, found.levels
 
 
-def test_a21_t3_a_step_is_timed_to_its_end_on_the_device(model: Any) -> None:
+def test_a21_t3_a_step_is_timed_to_its_end_on_the_device(model):
     """A queue of work on the device before the step: its time is the step's, for the token is not there
     before.
     """
@@ -274,7 +268,7 @@ def test_a21_t3_a_step_is_timed_to_its_end_on_the_device(model: Any) -> None:
     big = torch.randn(8192, 8192, device="cuda")
     big.matmul(big)  # the library is loaded before the clock starts
 
-    def busy() -> None:
+    def busy():
         for _ in range(20):
             big.matmul(big)
         honest()

@@ -3,12 +3,9 @@ in 16 bits.
 """
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoConfig
 
 from kvbench.engines.reference.engine import Engine
@@ -20,7 +17,7 @@ from kvbench.evidence.products import rows_of
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.matrix.resolve import request_of, resolve
 from kvbench.models.catalog import TINY
-from kvbench.records.record import MISMATCH, VERIFIED, Evidence, Level
+from kvbench.records.record import MISMATCH, VERIFIED
 from kvbench.runners import gemm
 from kvbench.runners.context import Context
 from kvbench.runners.gemm import turn
@@ -35,19 +32,19 @@ pytestmark = [
 ]
 
 
-def spec_of(**keys: Any) -> dict[str, Any]:
+def spec_of(**keys):
     return {
         **CELL_KEYS, "model": "tiny-wide", "weights": "fp8_block128", "backend": "triton", "device": "cuda",
         "dtype": "bfloat16", **keys,
     }  # fmt: skip
 
 
-def loaded(**keys: Any) -> Any:
+def loaded(**keys):
     spec = spec_of(**keys)
     return load_model(spec, "cuda", spec["dtype"])
 
 
-def measured(model: Any, prompt: int = 40, steps: int = 3, **keys: Any) -> tuple[Evidence, list[int]]:
+def measured(model, prompt=40, steps=3, **keys):
     """The evidence after a prompt and a few greedy steps, and their tokens."""
     spec = spec_of(**keys)
     decision = resolve(request_of(spec), model.facts)
@@ -62,13 +59,13 @@ def measured(model: Any, prompt: int = 40, steps: int = 3, **keys: Any) -> tuple
     return evidence.examine(engine, *probes, reads_expected=True), tokens
 
 
-def level(found: Evidence, name: str) -> Level:
+def level(found, name):
     return next(x for x in found.levels if x.name == f"{name}-weights")
 
 
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3"])
 @pytest.mark.parametrize(("decode", "compile"), [("eager", "off"), ("graph", "off"), ("graph", "layer")])
-def test_fp8_weights_are_verified_in_every_mode(decode: str, compile: str, kv_format: str) -> None:
+def test_fp8_weights_are_verified_in_every_mode(decode, compile, kv_format):
     found, _ = measured(loaded(), decode=decode, compile=compile, kv_format=kv_format)
     assert [(x.name, x.sentence) for x in found.levels if x.state == MISMATCH] == []
     assert found.state == VERIFIED
@@ -82,7 +79,7 @@ def test_fp8_weights_are_verified_in_every_mode(decode: str, compile: str, kv_fo
     assert share < 1
 
 
-def test_graph_eager_and_compiled_steps_give_the_same_tokens() -> None:
+def test_graph_eager_and_compiled_steps_give_the_same_tokens():
     model = loaded()
     tokens = [measured(model, decode=d, compile="off")[1] for d in ("eager", "graph")]
     assert tokens[0] == tokens[1]
@@ -91,14 +88,14 @@ def test_graph_eager_and_compiled_steps_give_the_same_tokens() -> None:
 @pytest.mark.parametrize(
     ("gemm", "paths"), [("reference", {"reference"}), ("w8a16", {"w8a16", "reference"}), ("w8a8", None)]
 )
-def test_a_forced_path_is_the_one_that_runs(gemm: str, paths: set[str] | None) -> None:
+def test_a_forced_path_is_the_one_that_runs(gemm, paths):
     found, _ = measured(loaded(), prompt=300, gemm=gemm)
     assert found.state == VERIFIED
     ran = {row["path"] for row in level(found, "E4").facts["routes"]}
     assert ran <= (W8A8 if paths is None else paths)
 
 
-def test_w8a16_and_w8a8_are_told_apart() -> None:
+def test_w8a16_and_w8a8_are_told_apart():
     """One step in 16-bit activations, one prompt in FP8 ones: the record names both."""
     found, _ = measured(loaded(), prompt=300)
     paths = found.precision["gemm"].split(" and ")
@@ -107,10 +104,8 @@ def test_w8a16_and_w8a8_are_told_apart() -> None:
     assert set(paths) & W8A8
 
 
-def test_a_product_that_dequantizes_the_whole_weight_is_caught_by_its_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def whole(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+def test_a_product_that_dequantizes_the_whole_weight_is_caught_by_its_memory(monkeypatch):
+    def whole(x, codes, scales, bias):
         launched("w8a16_vector")  # it even says what is due
         return torch.nn.functional.linear(x, dequantize_blocks(codes, scales, x.dtype), bias)
 
@@ -122,9 +117,7 @@ def test_a_product_that_dequantizes_the_whole_weight_is_caught_by_its_memory(
 
 
 @pytest.mark.parametrize(("path", "kernel"), [("w8a8", "fp8_matmul_w8a8"), ("hopper", "hopper_w8a8")])
-def test_so_is_one_of_a_prompt_s_products(
-    path: str, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_so_is_one_of_a_prompt_s_products(path, kernel, tmp_path, monkeypatch):
     """On a layer wide enough to tell; whichever path its 130 rows have."""
     sizes = (
         {"intermediate_size": 8192} if path == "w8a8" else {"hidden_size": 2048, "intermediate_size": 2048}
@@ -135,7 +128,7 @@ def test_so_is_one_of_a_prompt_s_products(
     monkeypatch.setattr(fp8_route, "_DEFAULT", ((32, "w8a16"), (fp8_route._ALL, path)))
     assert measured(model)[0].state == VERIFIED
 
-    def whole(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    def whole(x, codes, scales, bias):
         launched(kernel)
         launched("fp8_quantize_activation")
         return torch.nn.functional.linear(x, dequantize_blocks(codes, scales, x.dtype), bias)
@@ -146,13 +139,13 @@ def test_so_is_one_of_a_prompt_s_products(
     assert e5.facts["peak_share_of_codes"] >= 1
 
 
-def test_float32_weights_run_by_the_reference() -> None:
+def test_float32_weights_run_by_the_reference():
     found, _ = measured(loaded(dtype="float32"), dtype="float32")
     assert found.state == VERIFIED
     assert found.precision["gemm"] == "reference"
 
 
-def test_weights_changed_after_the_capture_of_a_graph_are_read() -> None:
+def test_weights_changed_after_the_capture_of_a_graph_are_read():
     model, spec = loaded(), spec_of(decode="graph", compile="off")
     engine = Engine(model, resolve(request_of(spec), model.facts), spec, sequences=1, tokens=64)
     seq = engine.add()
@@ -167,14 +160,14 @@ def test_weights_changed_after_the_capture_of_a_graph_are_read() -> None:
     assert torch.equal(engine.decode([seq], [3]), before)
 
 
-def timed(monkeypatch: pytest.MonkeyPatch, l2: int | None = None) -> dict[str, str]:
+def timed(monkeypatch, l2=None):
     """What the gemm runner says it timed, by shape; l2: of the device, in bytes, if another than its own."""
     if l2 is not None:
         monkeypatch.setattr(gemm.Bench, "l2", l2)
     model, spec = loaded(), spec_of()
     decision = resolve(request_of(spec), model.facts)
 
-    def engine(sequences: int, tokens: int) -> Engine:
+    def engine(sequences, tokens):
         return Engine(model, decision, spec, sequences=sequences, tokens=tokens)
 
     options = {"rows": [1, 40, 130], "max_rows": 256, "seed": 0}
@@ -184,9 +177,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, l2: int | None = None) -> dict[str, s
     return found.facts["timed_with"]
 
 
-def test_products_of_a_small_model_are_timed_warm_and_the_record_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_products_of_a_small_model_are_timed_warm_and_the_record_says_so(monkeypatch):
     found = timed(monkeypatch)
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
     assert list(found) == ["512 x 256", "256 x 256", "320 x 256", "256 x 320"]
@@ -194,7 +185,7 @@ def test_products_of_a_small_model_are_timed_warm_and_the_record_says_so(
     assert set(re.findall("warm|cold", found["512 x 256"])) == {"warm"}
 
 
-def test_products_are_timed_cold_over_layers_that_exceed_the_l2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_timed_cold_over_layers_that_exceed_the_l2(monkeypatch):
     found = timed(monkeypatch, l2=40_000)
     assert found == {
         "512 x 256": turn(2, 4, 262_208, 524_288, 40_000, 2_038_752),

@@ -3,7 +3,6 @@ sequences.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 import torch
@@ -35,18 +34,18 @@ class Case:
 
 
 def make(
-    fmt: str,
-    lengths: list[int],
-    q_heads: int = 32,
-    kv_heads: int = 8,
-    dim: int = 128,
-    page: int = 16,
-    dtype: torch.dtype = torch.bfloat16,
-    k_size: float = 1.0,
-    v_size: float = 1.0,
-    q_size: float = 1.0,
-    spread: float = 0.0,
-) -> Case:
+    fmt,
+    lengths,
+    q_heads=32,
+    kv_heads=8,
+    dim=128,
+    page=16,
+    dtype=torch.bfloat16,
+    k_size=1.0,
+    v_size=1.0,
+    q_size=1.0,
+    spread=0.0,
+):
     """Random pages; spread: bits over which the sizes of V's rows vary. What no sequence owns is NaN, inf or
     full scale.
     """
@@ -86,7 +85,7 @@ def make(
     return Case(LayerPages(KV_FORMATS[fmt], k, v, k_scale, v_scale), q, pages, given, scaling)
 
 
-def right_answer(case: Case) -> Tensor:
+def right_answer(case):
     """float64 attention over the dequantized pages, [B, Hq, D]."""
     _, kv_heads, page, dim = case.cache.k.shape
     out = torch.zeros(case.q.shape, dtype=torch.float64, device="cuda")
@@ -106,13 +105,13 @@ def right_answer(case: Case) -> Tensor:
     return out
 
 
-def run(case: Case, splits: int | Plan, **options: object) -> Tensor:
+def run(case, splits, **options):
     out = torch.full_like(case.q, torch.nan)
     where = (case.pages, case.lengths, case.scaling)
     return paged_decode_hopper(case.cache, case.q, *where, splits=splits, out=out, **options)
 
 
-def assert_right(case: Case, out: Tensor) -> None:
+def assert_right(case, out):
     got, expected = out.double().flatten(1), right_answer(case).flatten(1)
     active = case.lengths > 0
     assert (got[~active] == 0).all()
@@ -129,7 +128,7 @@ def assert_right(case: Case, out: Tensor) -> None:
 
 @pytest.mark.parametrize("splits", [1, 4, 16, 70])
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_ragged_lengths_and_every_number_of_splits(fmt: str, splits: int) -> None:
+def test_ragged_lengths_and_every_number_of_splits(fmt, splits):
     case = make(fmt, [*RAGGED, 5000])
     assert_right(case, run(case, splits))
 
@@ -140,7 +139,7 @@ SIZES = [
     ("int8_sym", 1e-3, 1e-3), ("int8_sym", 1e2, 1e4), ("fp8_e4m3", 1e-3, 1e4), ("fp8_e4m3", 1.0, 1e-30),
     ("fp8_e4m3", 1e-30, 1.0), ("fp8_e4m3", 1e15, 1e30),
 ]  # fmt: skip
-CASES: list[tuple[str, list[int], dict[str, Any], int | Plan]] = [
+CASES = [
     *((f, RAGGED, dict(zip(("q_heads", "kv_heads", "dim"), h, strict=True)), 3) for f in SOME for h in HEADS),
     *((f, RAGGED, {"page": page}, 3) for f in SOME for page in (32, 64)),
     *((f, RAGGED, {"dtype": dtype}, 4) for f in SOME for dtype in (torch.float16, torch.bfloat16)),
@@ -162,28 +161,28 @@ CASES: list[tuple[str, list[int], dict[str, Any], int | Plan]] = [
 
 
 @pytest.mark.parametrize(("fmt", "lengths", "options", "splits"), CASES, ids=str)
-def test_against_float64(fmt: str, lengths: list[int], options: dict[str, Any], splits: int | Plan) -> None:
+def test_against_float64(fmt, lengths, options, splits):
     """Head groups, page sizes, dtypes, tilings, planned divisions, tiny and huge values, short sequences."""
     case = make(fmt, lengths, **options)
     assert_right(case, run(case, splits))
 
 
 @pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
-def test_a_sharp_softmax_moves_the_reference_many_times(fmt: str) -> None:
+def test_a_sharp_softmax_moves_the_reference_many_times(fmt):
     case = make(fmt, [2000])
     sharp = replace(case, scaling=case.scaling * 40)
     assert_right(sharp, run(sharp, 2))
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_a_query_of_zeros_gives_the_mean(fmt: str) -> None:
+def test_a_query_of_zeros_gives_the_mean(fmt):
     case = make(fmt, RAGGED)
     case.q[:, ::3] = 0
     assert_right(case, run(case, 2))
 
 
 @pytest.mark.parametrize("fmt", ["native", "int8_sym"])
-def test_a_graph_is_replayed_with_new_lengths_and_gives_the_same_bits(fmt: str) -> None:
+def test_a_graph_is_replayed_with_new_lengths_and_gives_the_same_bits(fmt):
     case = make(fmt, [900, 64, 5000])
     workspace = plan_workspace(3, 32, 8, 128, 40, case.q.device)
     first = run(case, 40, workspace=workspace)
@@ -209,7 +208,7 @@ def test_a_graph_is_replayed_with_new_lengths_and_gives_the_same_bits(fmt: str) 
     assert torch.equal(out[::2], first[::2])
 
 
-def spoil(case: Case, part: str) -> Tensor:
+def spoil(case, part):
     """NaN in one element of K, or in one scale: token 100 of the last sequence, KV head 5. Which outputs it
     reaches.
     """
@@ -239,7 +238,7 @@ def spoil(case: Case, part: str) -> Tensor:
         ("fp8_e4m3", "v_scale"),
     ],
 )
-def test_a11_t2_one_nan_is_seen_by_its_own_heads_alone(fmt: str, part: str, splits: int) -> None:
+def test_a11_t2_one_nan_is_seen_by_its_own_heads_alone(fmt, part, splits):
     case = make(fmt, [*RAGGED, 5000])
     clean = run(case, splits)
     reached = spoil(case, part)
@@ -249,7 +248,7 @@ def test_a11_t2_one_nan_is_seen_by_its_own_heads_alone(fmt: str, part: str, spli
     assert torch.equal(out[~reached], clean[~reached])
 
 
-def test_a12_pages_above_2_to_the_31_elements() -> None:
+def test_a12_pages_above_2_to_the_31_elements():
     torch.manual_seed(1)
     count = 131_200
     k = torch.zeros(count, 8, 16, 128, dtype=torch.int8, device="cuda")
@@ -270,7 +269,7 @@ def test_a12_pages_above_2_to_the_31_elements() -> None:
     assert torch.equal(outs[0], outs[1])
 
 
-def test_a_launch_is_recorded_by_name() -> None:
+def test_a_launch_is_recorded_by_name():
     case = make("int8_sym", [40])
     with record() as launches:
         run(case, 2)
@@ -286,7 +285,7 @@ def test_a_launch_is_recorded_by_name() -> None:
         ({}, 300, "300 splits"),
     ],
 )
-def test_what_it_cannot_do_is_an_error(changes: dict[str, Any], splits: int, words: str) -> None:
+def test_what_it_cannot_do_is_an_error(changes, splits, words):
     case = make("int8_sym", [40])
     if "k_scale" in changes:
         changes = {"cache": case.cache._replace(**changes)}

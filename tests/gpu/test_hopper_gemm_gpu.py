@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvbench_kernels.gemm.activation import quantize_activation
 from kvbench_kernels.gemm.blockwise import (
@@ -43,7 +42,7 @@ TILINGS = {
 SHARED = {name: replace(tiling, splits=8) for name, tiling in TILINGS.items()}
 
 
-def operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def operands(m, n, k):
     """Quantized random values. Behind x's rows lie NaN codes, and NaN in the scales' padding."""
     torch.manual_seed(m + n)
     row_size = 2.0 ** (torch.rand(m, 1, device="cuda") * 8 - 4)
@@ -58,11 +57,11 @@ def operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return room[:m].view(torch.float8_e4m3fn), padded, *w
 
 
-def exact(x: Tensor, sx: Tensor, w: Tensor, sw: Tensor) -> Tensor:
+def exact(x, sx, w, sw):
     return (x.double() * sx.double().repeat_interleave(128, 1)) @ dequantize_blocks(w, sw).double().T
 
 
-def check(out: Tensor, right: Tensor) -> None:
+def check(out, right):
     """Half a unit of the output's dtype, and 13 bits of the row's size for sums over 128 columns in the
     tensor core.
     """
@@ -76,7 +75,7 @@ def check(out: Tensor, right: Tensor) -> None:
 
 @pytest.mark.parametrize("m", [1, 63, 64, 65, 300, 1000])
 @pytest.mark.parametrize("name", TILINGS)
-def test_against_float64(name: str, m: int) -> None:
+def test_against_float64(name, m):
     dtype = torch.float16 if m % 2 else torch.bfloat16
     for n, k in ((128, 128), (384, 640), (6144, 1024)):
         case = operands(m, n, k)
@@ -89,7 +88,7 @@ def test_against_float64(name: str, m: int) -> None:
 
 @pytest.mark.parametrize(("m", "n"), [(100, 256), (1000, 4096), (2300, 1280)])
 @pytest.mark.parametrize("name", SHARED)
-def test_tiles_that_are_shared(name: str, m: int, n: int) -> None:
+def test_tiles_that_are_shared(name, m, n):
     """All of them, or those of the last wave; who comes last does not change a bit, and every ticket is zero
     again.
     """
@@ -103,7 +102,7 @@ def test_tiles_that_are_shared(name: str, m: int, n: int) -> None:
     assert not tickets_of(outs[0].device, 1).any()
 
 
-def test_a_launch_before_the_end_of_the_one_in_front_reads_what_that_writes() -> None:
+def test_a_launch_before_the_end_of_the_one_in_front_reads_what_that_writes():
     """x is made by a product that is made from x, 40 times over in one graph: the same bits as with a stop
     after each.
     """
@@ -111,7 +110,7 @@ def test_a_launch_before_the_end_of_the_one_in_front_reads_what_that_writes() ->
     w = [quantize_blocks(torch.randn(1024, 1024, device="cuda") / 32) for _ in range(40)]
     x = torch.randn(200, 1024, device="cuda").bfloat16()
 
-    def chain(stop: bool) -> Tensor:
+    def chain(stop):
         y = x
         for codes, scales in w:
             y = hopper_w8a8(*quantize_activation(y), codes, scales)
@@ -132,7 +131,7 @@ def test_a_launch_before_the_end_of_the_one_in_front_reads_what_that_writes() ->
 
 @pytest.mark.parametrize("m", [33, 65, 128, 129, 257, 513, 1025, 4096])
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)])
-def test_the_chosen_tiling_at_the_shapes_of_a_model(m: int, n: int, k: int) -> None:
+def test_the_chosen_tiling_at_the_shapes_of_a_model(m, n, k):
     case = operands(m, n, k)
     first = hopper_w8a8(*case)
     check(first, exact(*case))
@@ -141,7 +140,7 @@ def test_the_chosen_tiling_at_the_shapes_of_a_model(m: int, n: int, k: int) -> N
 
 
 @pytest.mark.parametrize("scales", [torch.float32, torch.bfloat16, torch.float16])
-def test_bias_and_scale_dtypes(scales: torch.dtype) -> None:
+def test_bias_and_scale_dtypes(scales):
     x, sx, w, sw = operands(200, 512, 512)
     sw = sw.to(scales)
     bias = torch.randn(512, device="cuda").bfloat16()
@@ -151,14 +150,14 @@ def test_bias_and_scale_dtypes(scales: torch.dtype) -> None:
     assert torch.equal(hopper_w8a8(x, sx, w, sw, bias, tiling=TILINGS["64 x 64"]), out)
 
 
-def test_the_tile_does_not_change_a_bit() -> None:
+def test_the_tile_does_not_change_a_bit():
     case = operands(700, 1024, 2048)
     outs = [hopper_w8a8(*case, tiling=tiling) for tiling in TILINGS.values()]
     for out in outs[1:]:
         assert torch.equal(out, outs[0])
 
 
-def test_a_nan_stays_in_its_row_and_column() -> None:
+def test_a_nan_stays_in_its_row_and_column():
     x, sx, w, sw = operands(300, 256, 256)
     clean = hopper_w8a8(x, sx, w, sw)
     x.view(torch.uint8)[77, 200] = 0x7F
@@ -168,7 +167,7 @@ def test_a_nan_stays_in_its_row_and_column() -> None:
     assert torch.equal(out[78:], clean[78:])
 
 
-def test_a_launch_is_recorded_by_name() -> None:
+def test_a_launch_is_recorded_by_name():
     with record() as launches:
         hopper_w8a8(*operands(64, 128, 128))
     assert [launch.name for launch in launches if "w8a8" in launch.name] == ["hopper_w8a8_groups"]

@@ -2,7 +2,6 @@
 sizes.
 """
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 
 @contextmanager
-def no_sync() -> Iterator[None]:
+def no_sync():
     """Any wait of the host for the device inside the block is an error."""
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -28,7 +27,7 @@ def no_sync() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_a_graph_holds_the_write_and_sees_new_inputs_slots_and_scales(fmt: str) -> None:
+def test_a_graph_holds_the_write_and_sees_new_inputs_slots_and_scales(fmt):
     k, v = (torch.zeros(4, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     slots = torch.full((4,), -1, device="cuda")
     ours, twin = (make_pool(fmt, "cuda", torch.bfloat16) for _ in range(2))
@@ -51,14 +50,14 @@ def test_a_graph_holds_the_write_and_sees_new_inputs_slots_and_scales(fmt: str) 
 
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_the_profiler_sees_one_kernel_of_the_recorded_name(fmt: str) -> None:
+def test_the_profiler_sees_one_kernel_of_the_recorded_name(fmt):
     x = torch.ones(4, 2, 64, device="cuda", dtype=torch.bfloat16)
     slots = torch.arange(4, device="cuda")
     pages = torch.zeros((1, 1), dtype=torch.int32, device="cuda")
     reads = torch.zeros(2, dtype=torch.int64, device="cuda")
     pool = make_pool(fmt, "cuda", torch.bfloat16)
 
-    def both() -> None:
+    def both():
         paged_write(pool.cache, x, x, slots, pool.health)
         paged_gather(pool.cache, pages, 4, torch.bfloat16, reads)
 
@@ -77,7 +76,7 @@ def test_the_profiler_sees_one_kernel_of_the_recorded_name(fmt: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_neither_waits_for_the_device(fmt: str) -> None:
+def test_neither_waits_for_the_device(fmt):
     x = torch.ones(4, 2, 64, device="cuda", dtype=torch.bfloat16)
     pool = make_pool(fmt, "cuda", torch.bfloat16)
     pages = torch.zeros((1, 1), dtype=torch.int32, device="cuda")

@@ -1,12 +1,10 @@
 """Products at the shapes of real models: exact values, the same bits in any launch order, no address lost."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kvbench.engines.reference.weights.linear import SkinnyLinear, replace_linears
 from kvbench_kernels.gemm import skinny_config, w8a8_config
@@ -28,7 +26,7 @@ SKINNY = {
 FP8 = [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (960, 576), (576, 1536), (49152, 576)]
 ODD = [(192, 576), (1000, 192), (1, 16)]
 Few, Many = skinny_config.Tiling, w8a8_config.Tiling
-TILINGS: list[tuple[str, Any]] = [
+TILINGS = [
     ("skinny", Few("vector", 4, 1024)),
     ("skinny", Few("vector", 4, 512, splits=3, warps=2)),
     ("skinny", Few("vector", 8, 512, stages=4)),
@@ -59,7 +57,7 @@ TILINGS: list[tuple[str, Any]] = [
 ROWS = {"vector": (1, 2, 4), "skinny": (2, 16), "w8a16": (9, 16, 31, 33, 64), "w8a8": (50, 128)}
 
 
-def weight(kind: str, n: int, k: int) -> tuple[Any, Callable[[Tensor], Tensor], float]:
+def weight(kind, n, k):
     """The weight's tensors, the exact product with it, and the share that assert_near allows."""
     w = made(n, k, scale=k**-0.5)
     if kind == "skinny":
@@ -71,7 +69,7 @@ def weight(kind: str, n: int, k: int) -> tuple[Any, Callable[[Tensor], Tensor], 
     return pair, lambda x: w8a8_torch(*quantize_activation_torch(x), *pair, None, torch.float32), W8A8
 
 
-def multiply(kind: str, x: Tensor, held: Any, tiling: Any = None) -> Tensor:
+def multiply(kind, x, held, tiling=None):
     if kind == "skinny":
         return skinny_linear(x, *held, tiling=tiling)
     if kind == "w8a16":
@@ -81,7 +79,7 @@ def multiply(kind: str, x: Tensor, held: Any, tiling: Any = None) -> Tensor:
 
 @pytest.mark.parametrize("pdl", [False, True], ids=["", "pdl"])
 @pytest.mark.parametrize(("kind", "tiling"), TILINGS, ids=str)
-def test_every_kind_of_tiling_and_its_bits_in_a_graph(kind: str, tiling: Any, pdl: bool) -> None:
+def test_every_kind_of_tiling_and_its_bits_in_a_graph(kind, tiling, pdl):
     torch.manual_seed(0)
     tiling = replace(tiling, pdl=pdl)
     held, exact, share = weight(kind, 4096, 4096)
@@ -93,7 +91,7 @@ def test_every_kind_of_tiling_and_its_bits_in_a_graph(kind: str, tiling: Any, pd
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("shape", SKINNY)
-def test_the_skinny_tiling_against_float64(shape: str, dtype: torch.dtype) -> None:
+def test_the_skinny_tiling_against_float64(shape, dtype):
     torch.manual_seed(0)
     ns, k = SKINNY[shape]
     weights = [made(n, k, scale=k**-0.5, dtype=dtype) for n in ns]
@@ -111,7 +109,7 @@ def test_the_skinny_tiling_against_float64(shape: str, dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize(("n", "k"), FP8 + ODD)
-def test_the_w8a16_tiling_against_float64(n: int, k: int, dtype: torch.dtype) -> None:
+def test_the_w8a16_tiling_against_float64(n, k, dtype):
     torch.manual_seed(0)
     (codes, scales), _, _ = weight("w8a16", n, k)
     bias = made(n, dtype=dtype)
@@ -130,7 +128,7 @@ def test_the_w8a16_tiling_against_float64(n: int, k: int, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize(("n", "k"), FP8)
-def test_the_w8a8_tiling_against_float32(n: int, k: int) -> None:
+def test_the_w8a8_tiling_against_float32(n, k):
     torch.manual_seed(0)
     pair, _, _ = weight("w8a8", n, k)
     for m in (1, 9, 33, 64, 65, 127, 256, 1000, 2049):
@@ -148,7 +146,7 @@ def test_the_w8a8_tiling_against_float32(n: int, k: int) -> None:
         *(("w8a8", 4000, Many(128, 128, warps=8, tma=tma)) for tma in (True, False)),
     ],
 )  # fmt: skip
-def test_weights_and_outputs_above_2_to_the_31_elements(kind: str, m: int, tiling: Any) -> None:
+def test_weights_and_outputs_above_2_to_the_31_elements(kind, m, tiling):
     n, k = 540_032, 4096
     last, exact, share = weight(kind, 128, k)
     zeros = torch.zeros(n, k * last[0].itemsize, dtype=torch.uint8, device="cuda")
@@ -164,7 +162,7 @@ def test_weights_and_outputs_above_2_to_the_31_elements(kind: str, m: int, tilin
     assert not out[:, :-128].any()
 
 
-def test_every_bf16_value_is_quantized_under_many_scales() -> None:
+def test_every_bf16_value_is_quantized_under_many_scales():
     values = torch.arange(2**16, dtype=torch.int32, device="cuda").to(torch.int16).view(torch.bfloat16)
     torch.manual_seed(0)
     for power in (-126, -100, -61, -60, -59, -9, 0, 9, 100, 119):
@@ -177,7 +175,7 @@ def test_every_bf16_value_is_quantized_under_many_scales() -> None:
         assert torch.equal(codes.view(torch.uint8), due.view(torch.uint8))
 
 
-def test_rows_above_2_to_the_31_elements_are_quantized() -> None:
+def test_rows_above_2_to_the_31_elements_are_quantized():
     x = torch.zeros(180_000, 12288, dtype=torch.bfloat16, device="cuda")
     assert x.numel() > 2**31
     x[-3:] = made(3, 12288)
@@ -188,14 +186,13 @@ def test_rows_above_2_to_the_31_elements_are_quantized() -> None:
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.gate_proj, self.up_proj = (nn.Linear(576, 1536, bias=False) for _ in range(2))
         self.down_proj = nn.Linear(1536, 576, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return y
+    def forward(self, x):
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")

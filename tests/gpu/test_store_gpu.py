@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvbench.engines.reference.kv.store import PagedKVStore
 from kvbench.formats.kv import KV_FORMATS, KVShape
@@ -14,13 +13,13 @@ pytestmark = pytest.mark.gpu
 QUANTIZED = [name for name, fmt in KV_FORMATS.items() if fmt.quantized]
 
 
-def same_bytes(a: Tensor | None, b: Tensor | None) -> bool:
+def same_bytes(a, b):
     if a is None or b is None:
         return a is b
     return torch.equal(a.cpu().view(torch.uint8), b.cpu().view(torch.uint8))
 
 
-def hard_rows(dtype: torch.dtype) -> Tensor:
+def hard_rows(dtype):
     """Rows of every magnitude, with zeros, ties, subnormals and non-finite elements among them."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(4096, 64, generator=generator) * 2.0 ** torch.randint(
@@ -35,7 +34,7 @@ def hard_rows(dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("fmt", QUANTIZED)
-def test_quantizers_give_the_same_bytes_on_the_gpu(fmt: str, dtype: torch.dtype) -> None:
+def test_quantizers_give_the_same_bytes_on_the_gpu(fmt, dtype):
     x = hard_rows(dtype)
     scale = torch.tensor([0.05]) if KV_FORMATS[fmt].scale_kind == "static" else None
     cpu = QUANTIZE[fmt](x, scale)
@@ -56,7 +55,7 @@ def test_quantizers_give_the_same_bytes_on_the_gpu(fmt: str, dtype: torch.dtype)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("n", "k"), [(576, 1536), (100, 192), (256, 256)])
-def test_blocks_have_the_same_bytes_on_the_gpu(n: int, k: int, dtype: torch.dtype) -> None:
+def test_blocks_have_the_same_bytes_on_the_gpu(n, k, dtype):
     torch.manual_seed(n)
     w = (torch.randn(n, k) * torch.logspace(-3, 2, k)).to(dtype)
     w[:, :5] = 0
@@ -69,7 +68,7 @@ def test_blocks_have_the_same_bytes_on_the_gpu(n: int, k: int, dtype: torch.dtyp
     assert torch.equal(dequantize_blocks(codes, scales), dequantize_blocks(codes.cuda(), scales.cuda()).cpu())
 
 
-def test_a12_t1_the_last_pages_of_a_pool_above_2_to_the_31_elements() -> None:
+def test_a12_t1_the_last_pages_of_a_pool_above_2_to_the_31_elements():
     shape, pages = KVShape(8, 128, 128), 131_200
     store = PagedKVStore(KV_FORMATS["int8_sym"], [shape], 16, pages, torch.bfloat16, "cuda")
     assert store.layers[0].k.numel() > 2**31

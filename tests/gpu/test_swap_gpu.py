@@ -26,12 +26,12 @@ PAGE = {
 }
 
 
-def make(fmt: str, layers: int = 2, pages: int = 12) -> PagedKVStore:
+def make(fmt, layers=2, pages=12):
     scale = [(0.03, 0.05)] * layers if KV_FORMATS[fmt].scale_kind == "static" else None
     return PagedKVStore(KV_FORMATS[fmt], [SHAPE] * layers, 16, pages, torch.bfloat16, "cuda", scale)
 
 
-def filled(store: PagedKVStore, n: int, seed: int = 0) -> int:
+def filled(store, n, seed=0):
     generator = torch.Generator("cuda").manual_seed(seed)
     seq = store.add()
     store.reserve(seq, n)
@@ -45,16 +45,16 @@ def filled(store: PagedKVStore, n: int, seed: int = 0) -> int:
     return seq
 
 
-def stored(store: PagedKVStore, seq: int) -> list[torch.Tensor]:
+def stored(store, seq):
     pages = store.table.pages(seq)
     return [t.view(torch.uint8)[pages] for layer in store.layers for t in layer.paged().values()]
 
 
-def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def overwrite(store: PagedKVStore) -> None:
+def overwrite(store):
     for layer in store.layers:
         for tensor in layer.paged().values():
             tensor.view(torch.uint8).fill_(0x7F)
@@ -62,7 +62,7 @@ def overwrite(store: PagedKVStore) -> None:
 
 @pytest.mark.parametrize(("length", "pages"), [(1, 1), (16, 1), (17, 2), (33, 3)])
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_a08_t1_bytes_of_a_swap_and_pinned_buffers_gpu(fmt: str, length: int, pages: int) -> None:
+def test_a08_t1_bytes_of_a_swap_and_pinned_buffers_gpu(fmt, length, pages):
     store = make(fmt)
     seq = filled(store, length)
     assert store.swap_out(seq).layer_bytes == (PAGE[fmt] * pages,) * 2
@@ -74,9 +74,7 @@ def test_a08_t1_bytes_of_a_swap_and_pinned_buffers_gpu(fmt: str, length: int, pa
 
 @pytest.mark.parametrize("staging", [1, 100_000, swap.STAGING_BYTES])
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_a08_t2_swapped_pages_come_back_bit_for_bit_gpu(
-    fmt: str, staging: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a08_t2_swapped_pages_come_back_bit_for_bit_gpu(fmt, staging, monkeypatch):
     monkeypatch.setattr(swap, "STAGING_BYTES", staging)
     store = make(fmt)
     seq, before = filled(store, 100), store.table.pages(0)
@@ -93,7 +91,7 @@ def test_a08_t2_swapped_pages_come_back_bit_for_bit_gpu(
 
 @pytest.mark.parametrize("name", ["k", "v", "k_scale", "v_scale"])
 @pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3"])
-def test_a08_t4_payload_and_scales_do_not_overlap_gpu(fmt: str, name: str) -> None:
+def test_a08_t4_payload_and_scales_do_not_overlap_gpu(fmt, name):
     store = make(fmt)
     seq = filled(store, 33)
     raw = stored(store, seq)
@@ -107,7 +105,7 @@ def test_a08_t4_payload_and_scales_do_not_overlap_gpu(fmt: str, name: str) -> No
 
 
 @pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3", "int8_static"])
-def test_a08_t4_live_payload_and_scales_do_not_overlap_gpu(fmt: str) -> None:
+def test_a08_t4_live_payload_and_scales_do_not_overlap_gpu(fmt):
     """Each region of each layer is filled in turn where it lies on the device, all its pages."""
     store = make(fmt)
     filled(store, 33)
@@ -120,16 +118,14 @@ def test_a08_t4_live_payload_and_scales_do_not_overlap_gpu(fmt: str) -> None:
         assert changed == {name}
 
 
-def test_a_device_allocation_that_fails_leaves_the_sequence_swapped_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_device_allocation_that_fails_leaves_the_sequence_swapped_gpu(monkeypatch):
     store = make("int8_sym")
     seq = filled(store, 33)
     raw = stored(store, seq)
     store.swap_out(seq)
     honest = swap._parts
 
-    def broken(host: torch.Tensor, pages: torch.Tensor) -> object:
+    def broken(host, pages):
         if host.dtype == torch.float16:
             torch.empty(2**50, device="cuda")
         return honest(host, pages)
@@ -143,7 +139,7 @@ def test_a_device_allocation_that_fails_leaves_the_sequence_swapped_gpu(
     assert same(stored(store, seq), raw)
 
 
-def test_swapping_out_gives_memory_to_others_while_the_device_copy_is_bounded_gpu() -> None:
+def test_swapping_out_gives_memory_to_others_while_the_device_copy_is_bounded_gpu():
     """The staging beside a swap is STAGING_BYTES and what one copy of it needs, however large the sequence
     is.
     """
@@ -157,7 +153,7 @@ def test_swapping_out_gives_memory_to_others_while_the_device_copy_is_bounded_gp
     assert torch.cuda.max_memory_allocated() - before <= 3 * swap.STAGING_BYTES
 
 
-def test_a_store_that_does_not_fit_is_refused_before_it_is_allocated_gpu() -> None:
+def test_a_store_that_does_not_fit_is_refused_before_it_is_allocated_gpu():
     loaded = load_model({**CELL_KEYS, "model": "tiny-llama"}, "cuda", "bfloat16")
     decision = resolve(Request("int8_sym", "native", "torch", "refuse"), loaded.facts)
     before = torch.cuda.memory_allocated()

@@ -4,19 +4,16 @@ only the end.
 
 import math
 import mmap
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from triton.runtime.interpreter import interpreter_builder
 
 # Linux's MAP_NORESERVE, which mmap has no name for: pages that are never written are not accounted for.
 NORESERVE = 0x4000
 
 
-def address_space(*shape: int, dtype: torch.dtype, device: str = "cpu", front: int = 2**31) -> Tensor:
+def address_space(*shape, dtype, device="cpu", front=2**31):
     """Zeros [*shape]; memory is taken where something is written. `front` zeros more lie before them: there
     an offset ends up that wrapped in 32 bits, so that it gives a wrong result instead of a dead process. A
     GPU's are torch.empty.
@@ -31,7 +28,7 @@ def address_space(*shape: int, dtype: torch.dtype, device: str = "cpu", front: i
     return torch.frombuffer(memory, dtype=dtype, offset=front * dtype.itemsize).view(shape)
 
 
-def empty(*shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+def empty(*shape, dtype, device):
     """torch.empty, to be put in its place: the outputs that a wrapper allocates."""
     return address_space(*(shape if isinstance(shape[0], int) else shape[0]), dtype=dtype, device=device.type)
 
@@ -41,12 +38,12 @@ class LastPrograms:
     stand.
     """
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel):
         self.kernel, self.fn = kernel, kernel.fn
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
-        def launch(*args: Any, **options: Any) -> Any:
-            def stand(x: int, y: int, z: int) -> None:
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            def stand(x, y, z):
                 interpreter_builder.grid_idx = (x + grid[0] - 1, y, z)
 
             with pytest.MonkeyPatch.context() as patched:

@@ -3,19 +3,14 @@ the kernels.
 """
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 Case = TypeVar("Case")
 
 
-def cover(
-    cases: Iterable[Case],
-    features: Callable[[Case], Iterable[Hashable]],
-    cost: Callable[[Case], float] = lambda _: 1.0,
-) -> list[Case]:
+def cover(cases, features, cost=lambda _: 1.0):
     """All cases on a GPU. Elsewhere cheap ones that show every feature that a case has: greedy, always the
     same.
     """
@@ -31,9 +26,9 @@ def cover(
     return found
 
 
-def grid(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+def grid(*axes):
     """Every combination of one value from each axis; elsewhere a cover of every pair of values."""
-    values: list[Sequence[Any]] = [list(axis) for axis in axes]
+    values = [list(axis) for axis in axes]
     found = cover(
         itertools.product(*(range(len(axis)) for axis in values)),
         lambda case: itertools.combinations(enumerate(case), min(2, len(case))),

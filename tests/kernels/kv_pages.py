@@ -21,19 +21,19 @@ class Pool:
     health: Tensor
 
     @property
-    def fmt(self) -> str:
+    def fmt(self):
         return self.cache.fmt.name
 
-    def content(self) -> list[list[int] | bytes]:
+    def content(self):
         """All bytes of all tensors, and the counts."""
         return [*map(raw, self.cache.tensors().values()), self.health.tolist()]
 
 
-def raw(tensor: Tensor) -> bytes:
+def raw(tensor):
     return bytes(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
-def filled(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+def filled(shape, dtype, device):
     """Every byte 0xAA."""
     return (
         torch.full((*shape, dtype.itemsize), FILL, dtype=torch.uint8, device=device).view(dtype).squeeze(-1)
@@ -41,21 +41,21 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
 
 
 def make_pool(
-    fmt: str,
-    device: str,
-    dtype: torch.dtype = torch.float32,
+    fmt,
+    device,
+    dtype=torch.float32,
     *,
-    pages: int = 4,
-    heads: int = 2,
-    page_size: int = 16,
-    dim: int = 64,
-    value_dim: int | None = None,
-    scale: tuple[float, float] = (0.05, 0.03),
-) -> Pool:
+    pages=4,
+    heads=2,
+    page_size=16,
+    dim=64,
+    value_dim=None,
+    scale=(0.05, 0.03),
+):
     layout = KV_FORMATS[fmt]
     payload = DTYPES_BY_NAME[layout.payload_dtype] if layout.payload_dtype else dtype
     rows = (pages, heads, page_size)
-    scales: list[Tensor | None] = [None, None]
+    scales = [None, None]
     if layout.scale_kind == "static":
         scales = [torch.tensor([s], device=device) for s in scale]
     elif layout.scale_dtype:
@@ -64,7 +64,7 @@ def make_pool(
     return Pool(LayerPages(layout, k, v, *scales), torch.zeros(3, dtype=torch.int64, device=device))
 
 
-def hard_rows(tokens: int, heads: int, dim: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
+def hard_rows(tokens, heads, dim, dtype, device, seed=0):
     """[tokens, heads, dim] of every magnitude, with zeros, ties, subnormals and non-finite elements among
     them.
     """

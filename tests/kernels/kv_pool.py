@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,34 +26,22 @@ class Pool:
     lengths: Tensor
 
     @property
-    def fmt(self) -> str:
+    def fmt(self):
         return self.cache.fmt.name
 
-    def row(self, index: int) -> Pool:
+    def row(self, index):
         """The same pages, with one sequence in the batch."""
         one = slice(index, index + 1)
         return Pool(self.cache, self.table[one], self.lengths[one])
 
 
-def rows_of(
-    lengths: Sequence[int], kv_heads: int, dim: int, dtype: torch.dtype, device: str, seed: int
-) -> list[Tensor]:
+def rows_of(lengths, kv_heads, dim, dtype, device, seed):
     """Random rows [kv_heads, length, dim] a sequence; on every device the same."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(kv_heads, n, dim, generator=generator).to(device, dtype) for n in lengths]
 
 
-def make_pool(
-    fmt: str,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    *,
-    page_size: int = 16,
-    spare: int = 1,
-    poison: bool = False,
-    order_seed: int = 0,
-    static: float = 0.03,
-) -> Pool:
+def make_pool(fmt, keys, values, *, page_size=16, spare=1, poison=False, order_seed=0, static=0.03):
     """The rows of each sequence, quantized, in pages in a random order, `spare` table columns more than
     needed.
 
@@ -94,19 +81,19 @@ def make_pool(
 
 
 def random_pool(
-    fmt: str,
-    dtype: torch.dtype,
-    lengths: Sequence[int],
-    device: str,
+    fmt,
+    dtype,
+    lengths,
+    device,
     *,
-    kv_heads: int = 2,
-    head_dim: int = 64,
-    value_dim: int = 64,
-    page_size: int = 16,
-    spare: int = 1,
-    poison: bool = False,
-    order_seed: int = 0,
-) -> Pool:
+    kv_heads=2,
+    head_dim=64,
+    value_dim=64,
+    page_size=16,
+    spare=1,
+    poison=False,
+    order_seed=0,
+):
     keys = rows_of(lengths, kv_heads, head_dim, dtype, device, 1)
     values = rows_of(lengths, kv_heads, value_dim, dtype, device, 2)
     return make_pool(
@@ -114,11 +101,11 @@ def random_pool(
     )
 
 
-def queries(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
+def queries(*shape, dtype, device):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(3)).to(device, dtype)
 
 
-def assert_close(result: Tensor, wanted: Tensor, share: float | None = None) -> None:
+def assert_close(result, wanted, share=None):
     """Every element within its dtype's share of the largest, and cosine >= 0.99999 over all."""
     assert result.dtype == wanted.dtype
     assert result.shape == wanted.shape
@@ -129,7 +116,7 @@ def assert_close(result: Tensor, wanted: Tensor, share: float | None = None) -> 
     assert cosine >= 0.99999, f"cosine {cosine:.7f}"
 
 
-def _poison(codes: Tensor, scales: Tensor | None, side: str) -> None:
+def _poison(codes, scales, side):
     if codes.dtype == torch.int8:
         codes.fill_(127)
     elif codes.dtype == torch.float8_e4m3fn:
@@ -140,5 +127,5 @@ def _poison(codes: Tensor, scales: Tensor | None, side: str) -> None:
         scales.fill_(torch.nan)
 
 
-def _bytes(tensor: Tensor) -> Tensor:
+def _bytes(tensor):
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor

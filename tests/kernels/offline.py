@@ -8,15 +8,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 CODE = "from tests.kernels import offline; import json, sys; f, a = json.loads(sys.argv[1]); print(json.dumps(getattr(offline, f)(*a)))"
 
 
-def compiled(function: str, *arguments: Any) -> Any:
+def compiled(function, *arguments):
     """The result of a function of this module, called in a process of its own, since this one may interpret."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
@@ -26,14 +24,7 @@ def compiled(function: str, *arguments: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def build(
-    kernel: Any,
-    constants: dict[str, Any],
-    types: dict[str, str],
-    aligned: Iterable[str],
-    source: Any = None,
-    **options: Any,
-) -> Any:
+def build(kernel, constants, types, aligned, source=None, **options):
     """The compiled kernel, with `.asm` and `.metadata`. types: of the other arguments, i32 where none is
     given.
     """
@@ -44,7 +35,7 @@ def build(
     names = [parameter.name for parameter in kernel.params]
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     fixed = {name: value for name, value in constants.items() if name in names}
-    attrs: Any = {
+    attrs = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(names)
         if signature[name].startswith("*") or (name in aligned and name not in constants)
@@ -53,7 +44,7 @@ def build(
     return triton.compile(made, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-def stack_bytes(kernel: Any) -> int:
+def stack_bytes(kernel):
     """Bytes of local memory per thread: more than 0 where registers were spilled."""
     import triton
 
@@ -65,14 +56,12 @@ def stack_bytes(kernel: Any) -> int:
     return sum(int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", report.stdout))
 
 
-def products_of(kernel: Any) -> list[str]:
+def products_of(kernel):
     """The tensor-core instructions, each once."""
     return sorted(set(re.findall(r"(?:mma\.sync|wgmma\.mma_async)[\w.]*", kernel.asm["ptx"])))
 
 
-def attention(
-    kind: str, fmt: str, dtype_name: str, head_dim: int = 64, group: int = 4, kv_heads: int = 8
-) -> list[str]:
+def attention(kind, fmt, dtype_name, head_dim=64, group=4, kv_heads=8):
     """Accumulator and operands of every tensor-core instruction, ["f32.f16.f16"], of "decode" or "prefill"."""
     import torch
 
@@ -87,7 +76,7 @@ def attention(
     pages = torch.empty(1, kv_heads, 16, head_dim, dtype=payload)
     options = kernel_options(LayerPages(layout, pages, pages, None, None), kv_heads * group, dtype)
     if kind == "decode":
-        kernel: Any = decode.paged_decode_split
+        kernel = decode.paged_decode_split
         tuning = {"M": 16 if group <= 16 else 32, **decode._tuning(options)}
     else:
         kernel, tuning = prefill.paged_prefill_causal, prefill._tuning(options, 4096)
@@ -109,7 +98,7 @@ def attention(
     )
 
 
-def w8a8() -> dict[str, tuple[list[str], int]]:
+def w8a8():
     """Tiling -> (its tensor-core instructions, its stack bytes), for bfloat16 results."""
     from kvbench_kernels.gemm.w8a8 import fp8_matmul_w8a8
     from kvbench_kernels.gemm.w8a8_config import Tiling
@@ -139,7 +128,7 @@ def w8a8() -> dict[str, tuple[list[str], int]]:
     return found
 
 
-def activation() -> dict[str, tuple[list[str], int]]:
+def activation():
     """Rows and dtype -> (loads, stores, conversions and divisions, stack bytes); rows of 4096 columns."""
     from kvbench_kernels.gemm.activation import fp8_quantize_activation, launch_shape
 
@@ -161,14 +150,14 @@ def activation() -> dict[str, tuple[list[str], int]]:
     return found
 
 
-def w8a16(m: int, dtype: str, fields: dict[str, Any]) -> dict[str, Any]:
+def w8a16(m, dtype, fields):
     """The tensor-core shapes, local loads and stores, and stack bytes of a tiling for K = 4096."""
     from kvbench_kernels.gemm.w8a16 import w8a16_dot, w8a16_vector
     from kvbench_kernels.gemm.w8a16_config import Tiling, rows_padded
     from kvbench_kernels.splitk import splits_used
 
     tiling = Tiling(**fields)
-    constants: dict[str, Any] = {
+    constants = {
         "BIAS": True, "BLOCK_N": tiling.block_n, "BLOCK_K": tiling.block_k,
         "SPLITS": splits_used(tiling, 4096),
         "STAGES": tiling.stages, "EVEN_K": True, "PDL": False,
@@ -183,7 +172,7 @@ def w8a16(m: int, dtype: str, fields: dict[str, Any]) -> dict[str, Any]:
     aligned = [name for name in kernel.arg_names if name != "m"]
     made = build(kernel, constants, types, aligned, num_warps=tiling.warps)
     shape = re.compile(r"(mma\.sync|wgmma\.mma_async)[\w.]*?\.(m\d+n\d+k\d+)")
-    mma = sorted({" ".join(shape.match(text).groups()) for text in products_of(made)})  # type: ignore[union-attr]
+    mma = sorted({" ".join(shape.match(text).groups()) for text in products_of(made)})
     return {
         "mma": mma,
         "local": len(re.findall(r"(?:ld|st)\.local", made.asm["ptx"])),
@@ -191,7 +180,7 @@ def w8a16(m: int, dtype: str, fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def hopper_gemm(numbers: list[Any], bias: bool) -> dict[str, Any]:
+def hopper_gemm(numbers, bias):
     """What the compiler made of a tiling, given by its fields."""
     from triton.experimental.gluon._runtime import GluonASTSource
     from triton.experimental.gluon.language import NVMMASharedLayout
@@ -202,7 +191,7 @@ def hopper_gemm(numbers: list[Any], bias: bool) -> dict[str, Any]:
 
     tiling = HopperTiling(*numbers)
 
-    def boxes(dtype: str, bits: int, rows: int, columns: int, swizzle: int = 128) -> str:
+    def boxes(dtype, bits, rows, columns, swizzle=128):
         return f"tensordesc<{dtype}[{rows}, {columns}],{NVMMASharedLayout(swizzle, bits, 2)!r}>"
 
     constants = {
@@ -233,7 +222,7 @@ def hopper_gemm(numbers: list[Any], bias: bool) -> dict[str, Any]:
     }
 
 
-def kv(fmt: str) -> dict[str, int]:
+def kv(fmt):
     """The compiled names and stack bytes of the write and the gather of a KV format, for bfloat16 and heads of 128."""
     from kvbench.formats.kv import KV_FORMATS
     from kvbench_kernels.kv import gather, write
@@ -242,7 +231,7 @@ def kv(fmt: str) -> dict[str, int]:
     codes = {None: ("*bf16", "*bf16"), "int8": ("*i8", "*i8"), "float8_e4m3fn": ("*u8", "*i8")}
     written, read = codes[layout.payload_dtype]
     scale = {None: None, "float16": "*fp16", "float32": "*fp32"}[layout.scale_dtype]
-    fixed: dict[str, Any] = dict.fromkeys(("DIM", "VALUE_DIM", "BLOCK", "VALUE_BLOCK"), 128)
+    fixed = dict.fromkeys(("DIM", "VALUE_DIM", "BLOCK", "VALUE_BLOCK"), 128)
     fixed |= {"FMT": fmt, "HEADS": 8, "PAGE_SIZE": 16, "TOKENS": 32, "ROWS": 4}
     fixed |= {"E4M3": layout.payload_dtype == "float8_e4m3fn", "ROW_SCALE": layout.scale_per_row}
     found = {}

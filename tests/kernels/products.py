@@ -1,29 +1,23 @@
 """Checks that the tests of several matrix products share."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from kvbench_kernels.support import Accepted, Rejected
 
 
-def made(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def made(*shape, scale=1.0, dtype=torch.bfloat16):
     """Random values on the GPU."""
     return (torch.randn(*shape, device="cuda") * scale).to(dtype)
 
 
-def assert_near(out: Tensor, exact: Tensor, share: float = 1e-4) -> None:
+def assert_near(out, exact, share=1e-4):
     """Every element within one rounding to out's dtype and `share` of the exact values' root mean square."""
     allowed = exact.abs() * torch.finfo(out.dtype).eps + share * exact.pow(2).mean().sqrt()
     wrong = ~((out.to(exact.dtype) - exact).abs() <= allowed)
     assert not wrong.any(), f"{int(wrong.sum())} wrong, first {wrong.nonzero()[0].tolist()}"
 
 
-def assert_same_in_a_graph(
-    product: Callable[[Tensor], Tensor], x: Tensor, links: int, replays: int
-) -> Tensor:
+def assert_same_in_a_graph(product, x, links, replays):
     """product(x). A chain of products in a replayed graph must give the bits of a chain that waits after each.
 
     Every product reads what the one before wrote, which an early start must not overtake.
@@ -46,11 +40,7 @@ def assert_same_in_a_graph(
     return first
 
 
-def assert_supports(
-    supports: Callable[..., Accepted | Rejected],
-    accepted: Iterable[tuple[Any, ...]],
-    rejected: Mapping[tuple[Any, ...], str],
-) -> None:
+def assert_supports(supports, accepted, rejected):
     """The answer to each (rows, N, K, dtype), and the reason of each rejection."""
     for arguments in accepted:
         assert supports(*arguments) == Accepted(), arguments

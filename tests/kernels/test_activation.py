@@ -1,12 +1,9 @@
 """Activations in FP8: every byte and every scale is the torch reference's."""
 
-from typing import Any
-
 import pytest
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton.runtime.interpreter import interpreter_builder
 
 from kvbench_kernels.gemm import activation
@@ -25,37 +22,37 @@ LAUNCHES = (Launch(8, 2, 4), Launch(4, 4, 2, 16), Launch(1, 2, 1), Launch(16, 1,
 
 
 @triton.jit
-def _encode(x, codes, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _encode(x, codes, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(codes + i, saturated_e4m3(tl.load(x + i, mask=i < n, other=0.0)), mask=i < n)
 
 
 @triton.jit
-def _decode(codes, x, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _decode(codes, x, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     tl.store(x + i, decode_e4m3(tl.load(codes + i)))
 
 
-def encoded(x: Tensor) -> Tensor:
+def encoded(x):
     """The bytes of float32 x, made by the kernel's own conversion."""
     codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     _encode[(triton.cdiv(x.numel(), 4096),)](x, codes, x.numel(), BLOCK=4096)
     return codes
 
 
-def elements(x: Tensor) -> Tensor:
+def elements(x):
     """The addresses of x's elements."""
     rows = torch.arange(x.shape[0])[:, None] * x.stride(0) + torch.arange(x.shape[1]) * x.stride(1)
     return (x.data_ptr() + rows * x.element_size()).view(-1)
 
 
-def assert_encoded(x: Tensor) -> None:
+def assert_encoded(x):
     """The bytes of float32 x are those of torch's cast, saturated; NaN is 0x7F, whatever sign torch gives it."""
     reference = x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
     assert torch.equal(encoded(x), reference.masked_fill(x.isnan(), 0x7F))
 
 
-def assert_same(x: Tensor, launch: Launch | None = None) -> None:
+def assert_same(x, launch=None):
     codes, scales = quantize_activation(x, launch=launch)
     expected, expected_scales = quantize_activation_torch(x)
     assert codes.dtype == torch.float8_e4m3fn
@@ -71,14 +68,14 @@ def assert_same(x: Tensor, launch: Launch | None = None) -> None:
     ("dtype", "shape"),
     grid(DTYPES, [(1, 128), (1, 16), (2, 192), (3, 576), (7, 128), (8, 256), (33, 192), (130, 320)]),
 )
-def test_random_rows(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
+def test_random_rows(shape, dtype, device):
     m, k = shape
     torch.manual_seed(m)
     x = torch.randn(m, k, device=device) * torch.logspace(-3, 3, k, device=device)
     assert_same(x.to(dtype))
 
 
-def test_more_rows_than_one_axis_of_a_launch_takes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_rows_than_one_axis_of_a_launch_takes(device, monkeypatch):
     torch.manual_seed(0)
     # 10 programs of 8 rows on 3 x 4 places: two have no row.
     monkeypatch.setattr(activation, "AXIS", 3)
@@ -87,7 +84,7 @@ def test_more_rows_than_one_axis_of_a_launch_takes(device: str, monkeypatch: pyt
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize(("m", "k"), [(1, 512), (7, 192), (19, 400), (33, 1024)])
-def test_every_kind_of_launch(launch: Launch, m: int, k: int, device: str) -> None:
+def test_every_kind_of_launch(launch, m, k, device):
     torch.manual_seed(m)
     whole = torch.full((m + 1, k + 128), torch.nan, device=device, dtype=torch.bfloat16)
     x = whole[:m, :k].copy_(torch.randn(m, k))
@@ -96,16 +93,14 @@ def test_every_kind_of_launch(launch: Launch, m: int, k: int, device: str) -> No
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="The interpreter's loads and stores are watched.")
 @pytest.mark.parametrize("launch", [None, *LAUNCHES])
-def test_nothing_outside_the_operands_is_touched(
-    launch: Launch | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[Tensor] = []
-    written: list[Tensor] = []
+def test_nothing_outside_the_operands_is_touched(launch, monkeypatch):
+    read = []
+    written = []
 
-    def watch(name: str, seen: list[Tensor], mask_at: int) -> None:
+    def watch(name, seen, mask_at):
         call = getattr(interpreter_builder, name)
 
-        def watched(*arguments: Any) -> Any:
+        def watched(*arguments):
             addresses, mask = arguments[0].data, arguments[mask_at].data
             seen.append(torch.from_numpy(addresses[mask.astype(bool)].astype("int64").reshape(-1)))
             inside = seen is read or bool(torch.isin(seen[-1], allowed).all())
@@ -131,7 +126,7 @@ def test_nothing_outside_the_operands_is_touched(
 
 
 @pytest.mark.parametrize("m", [0, 1])
-def test_no_row_and_one(m: int, device: str) -> None:
+def test_no_row_and_one(m, device):
     x = torch.ones(m, 192, dtype=torch.bfloat16, device=device)
     assert_same(x)
     with record() as launches:
@@ -140,7 +135,7 @@ def test_no_row_and_one(m: int, device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_apart_in_memory_and_nothing_beside_them_is_read(dtype: torch.dtype, device: str) -> None:
+def test_rows_apart_in_memory_and_nothing_beside_them_is_read(dtype, device):
     torch.manual_seed(0)
     whole = torch.full((11, 400), torch.nan, dtype=dtype, device=device)
     x = whole[1:10, 16:208]
@@ -151,7 +146,7 @@ def test_rows_apart_in_memory_and_nothing_beside_them_is_read(dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_boundaries_under_a_scale_of_one(dtype: torch.dtype, device: str) -> None:
+def test_boundaries_under_a_scale_of_one(dtype, device):
     # A row whose largest magnitude is 448 has the scale 1, and a larger element has a row of its own.
     values = torch.tensor(BOUNDARIES, device=device)
     x = torch.zeros(len(values), 256, device=device)
@@ -163,7 +158,7 @@ def test_boundaries_under_a_scale_of_one(dtype: torch.dtype, device: str) -> Non
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_zero_tiny_and_huge_rows(dtype: torch.dtype, device: str) -> None:
+def test_zero_tiny_and_huge_rows(dtype, device):
     torch.manual_seed(0)
     largest = torch.finfo(dtype).max
     smallest = (
@@ -179,7 +174,7 @@ def test_zero_tiny_and_huge_rows(dtype: torch.dtype, device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_finite_becomes_nan_and_leaves_the_scale_alone(dtype: torch.dtype, device: str) -> None:
+def test_what_is_not_finite_becomes_nan_and_leaves_the_scale_alone(dtype, device):
     torch.manual_seed(0)
     x = torch.randn(6, 192, device=device)
     x[0, 3], x[1, 130], x[2, 7] = torch.inf, -torch.inf, torch.nan
@@ -190,7 +185,7 @@ def test_what_is_not_finite_becomes_nan_and_leaves_the_scale_alone(dtype: torch.
     assert scales.isfinite().all()
 
 
-def test_ties_and_products_next_to_them(device: str) -> None:
+def test_ties_and_products_next_to_them(device):
     # Codes' midpoints times scales, and the float32 numbers around them: the product must round as float32
     # does.
     torch.manual_seed(0)
@@ -204,7 +199,7 @@ def test_ties_and_products_next_to_them(device: str) -> None:
         assert_same(x.to(device))
 
 
-def test_an_element_is_multiplied_by_the_rounded_reciprocal_of_its_scale(device: str) -> None:
+def test_an_element_is_multiplied_by_the_rounded_reciprocal_of_its_scale(device):
     # The scale is 441/448 and 1/scale is rounded up: 8.3671875 / scale is the tie 8.5, which would go down to
     # 8.
     x = torch.zeros(1, 128, device=device)
@@ -214,7 +209,7 @@ def test_an_element_is_multiplied_by_the_rounded_reciprocal_of_its_scale(device:
         assert codes.float()[0, :2].tolist() == [448.0, 9.0]
 
 
-def test_every_largest_magnitude_of_bfloat16(device: str) -> None:
+def test_every_largest_magnitude_of_bfloat16(device):
     step = 1 if device == "cuda" else 31  # the interpreter would take a minute
     bits = torch.arange(0, 0x7F80, step, dtype=torch.int32).to(torch.int16)
     largest = bits.view(torch.bfloat16)[:, None]
@@ -223,7 +218,7 @@ def test_every_largest_magnitude_of_bfloat16(device: str) -> None:
     assert_same(x)
 
 
-def test_every_fp16_value(device: str) -> None:
+def test_every_fp16_value(device):
     values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
     small = values[values.abs() <= 448]
     small = torch.cat((small, small.new_zeros(-len(small) % 127))).view(-1, 127)
@@ -233,7 +228,7 @@ def test_every_fp16_value(device: str) -> None:
     assert_encoded(values.float().to(device))
 
 
-def test_every_midpoint(device: str) -> None:
+def test_every_midpoint(device):
     finite = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     ties = torch.cat(
         ((finite[1:] + finite[:-1]) / 2, torch.tensor([464.0, 480.0, 1e9, torch.inf, torch.nan]))
@@ -245,7 +240,7 @@ def test_every_midpoint(device: str) -> None:
     assert_encoded(x)
 
 
-def test_every_code_decodes_as_torch_does(device: str) -> None:
+def test_every_code_decodes_as_torch_does(device):
     codes = torch.arange(256, dtype=torch.int32, device=device).to(torch.uint8)
     values = torch.empty(256, device=device)
     _decode[(1,)](codes.view(torch.int8), values, BLOCK=256)
@@ -257,7 +252,7 @@ def test_every_code_decodes_as_torch_does(device: str) -> None:
     assert torch.equal(encoded(values)[number], codes[number])
 
 
-def test_scales_may_have_a_place(device: str) -> None:
+def test_scales_may_have_a_place(device):
     """Columns of scales 40 apart where 37 rows are; what lies between them stays."""
     x = torch.randn(37, 320, device=device)
     room = torch.full((3, 40), 7.0, device=device)
@@ -272,7 +267,7 @@ def test_scales_may_have_a_place(device: str) -> None:
             quantize_activation(x, scales=wrong)
 
 
-def test_what_is_refused(device: str) -> None:
+def test_what_is_refused(device):
     with pytest.raises(ValueError, match=r"\[2, 3, 16\] torch.float32; it takes \[M, K\]"):
         quantize_activation(torch.zeros(2, 3, 16, device=device))
     with pytest.raises(ValueError, match=r"torch\.int8; it takes"):
@@ -282,7 +277,7 @@ def test_what_is_refused(device: str) -> None:
 
 
 @pytest.mark.slow
-def test_few_instructions_move_the_bytes_and_nothing_is_spilled() -> None:
+def test_few_instructions_move_the_bytes_and_nothing_is_spilled():
     facts = compiled("activation")
     assert len(facts) == 12
     for name, (instructions, stack) in facts.items():
@@ -295,7 +290,7 @@ def test_few_instructions_move_the_bytes_and_nothing_is_spilled() -> None:
 
 
 @pytest.mark.parametrize(("m", "rows"), [(1, 128), (127, 128), (128, 128), (129, 256)])
-def test_there_is_room_behind_the_rows(m: int, rows: int, device: str) -> None:
+def test_there_is_room_behind_the_rows(m, rows, device):
     """Products read whole tiles of them."""
     codes, scales = quantize_activation(torch.randn(m, 256, device=device))
     for x in (codes.view(torch.uint8), scales):

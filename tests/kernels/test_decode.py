@@ -1,7 +1,6 @@
 """Paged decode against its torch twin, and what must not change its result."""
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from tests.kernels.kv_pool import (
     DTYPES,
     FORMATS,
     QUANTIZED,
-    Pool,
     assert_close,
     make_pool,
     queries,
@@ -24,9 +22,7 @@ from tests.kernels.kv_pool import (
 )
 
 
-def both(
-    pool: Pool, q: torch.Tensor, *, splits: int = 1, **options: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def both(pool, q, *, splits=1, **options):
     """The kernel's result and its twin's."""
     options.setdefault("scaling", q.shape[-1] ** -0.5)
     where = (pool.table, pool.lengths, options.pop("scaling"))
@@ -37,7 +33,7 @@ def both(
 
 
 @pytest.mark.parametrize(("fmt", "dtype"), grid(FORMATS, DTYPES), ids=str)
-def test_it_equals_its_twin_on_ragged_lengths(fmt: str, dtype: torch.dtype, device: str) -> None:
+def test_it_equals_its_twin_on_ragged_lengths(fmt, dtype, device):
     pool = random_pool(fmt, dtype, (1, 67, 48), device)
     q = queries(3, 6, 64, dtype=dtype, device=device)
     for splits in (1, 2):
@@ -61,7 +57,7 @@ DIMS = [
     cover(itertools.product(("native", "int8_sym", "fp8_e4m3"), DIMS), lambda case: case),
     ids=str,
 )
-def test_head_dims_and_page_sizes(fmt: str, dims: tuple[int, int, int], device: str) -> None:
+def test_head_dims_and_page_sizes(fmt, dims, device):
     head_dim, value_dim, page_size = dims
     sizes = {"head_dim": head_dim, "value_dim": value_dim, "page_size": page_size}
     pool = random_pool(fmt, torch.float16, (70,), device, kv_heads=1, **sizes)
@@ -69,7 +65,7 @@ def test_head_dims_and_page_sizes(fmt: str, dims: tuple[int, int, int], device: 
 
 
 @pytest.mark.parametrize("group", [1, 7, 24, 71])
-def test_groups(group: int, device: str) -> None:
+def test_groups(group, device):
     pool = random_pool("fp8_e4m3", torch.bfloat16, (40, 9), device, kv_heads=1)
     assert_close(
         *both(pool, queries(2, group, 64, dtype=torch.bfloat16, device=device), splits=1 + group % 2)
@@ -79,9 +75,7 @@ def test_groups(group: int, device: str) -> None:
 @pytest.mark.parametrize(
     ("q_heads", "kv_heads"), [(14, 2), (9, 3), (32, 4), (24, 1), (48, 2), (71, 1), (8, 8)]
 )
-def test_a09_t1_the_decode_kernel_maps_query_heads_to_kv_heads(
-    q_heads: int, kv_heads: int, device: str
-) -> None:
+def test_a09_t1_the_decode_kernel_maps_query_heads_to_kv_heads(q_heads, kv_heads, device):
     """With K = 0 every weight is 1; the mean of 32 equal values is exact, however a GPU divides."""
     keys = [torch.zeros(kv_heads, 32, 64, device=device)]
     values = [torch.arange(kv_heads, device=device).float().view(-1, 1, 1).expand(-1, 32, 64)]
@@ -92,7 +86,7 @@ def test_a09_t1_the_decode_kernel_maps_query_heads_to_kv_heads(
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(33, 2), (3, 2)])
-def test_a09_t2_the_kernels_refuse_heads_that_do_not_divide(q_heads: int, kv_heads: int, device: str) -> None:
+def test_a09_t2_the_kernels_refuse_heads_that_do_not_divide(q_heads, kv_heads, device):
     pool = random_pool("native", torch.float32, (5,), device, kv_heads=kv_heads)
     with pytest.raises(ValueError, match=f"{q_heads} query heads on {kv_heads} KV heads"):
         both(pool, queries(1, q_heads, 64, dtype=torch.float32, device=device))
@@ -107,7 +101,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("options", "splits"), grid(OPTIONS, [1, 3]), ids=str)
-def test_windows_soft_caps_and_sinks(options: dict[str, Any], splits: int, device: str) -> None:
+def test_windows_soft_caps_and_sinks(options, splits, device):
     pool = random_pool("int8_sym", torch.float16, (150, 20, 64), device)
     if "sinks" in options:
         options = {**options, "sinks": torch.tensor([2.0, -1.0, 0.0, 9.0], device=device)}
@@ -119,7 +113,7 @@ def test_windows_soft_caps_and_sinks(options: dict[str, Any], splits: int, devic
 
 
 @pytest.mark.parametrize("splits", [2, 5, 17])
-def test_splits_without_a_tile_add_nothing(splits: int, device: str) -> None:
+def test_splits_without_a_tile_add_nothing(splits, device):
     """17 is also one chunk of the combine and one more."""
     pool = random_pool("int8_sym", torch.float32, (1, 40, 280), device, kv_heads=1)
     assert_close(*both(pool, queries(3, 1, 64, dtype=torch.float32, device=device), splits=splits))
@@ -127,7 +121,7 @@ def test_splits_without_a_tile_add_nothing(splits: int, device: str) -> None:
 
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("sinks", [False, True])
-def test_an_inactive_row_gives_zeros(splits: int, sinks: bool, device: str) -> None:
+def test_an_inactive_row_gives_zeros(splits, sinks, device):
     pool = random_pool("fp8_e4m3", torch.float16, (20, 30), device, poison=True)
     pool.lengths[0] = 0
     given = torch.zeros(4, device=device) if sinks else None
@@ -137,7 +131,7 @@ def test_an_inactive_row_gives_zeros(splits: int, sinks: bool, device: str) -> N
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_a07_t2_poison_outside_the_sequence_never_reaches_the_decode_kernel(fmt: str, device: str) -> None:
+def test_a07_t2_poison_outside_the_sequence_never_reaches_the_decode_kernel(fmt, device):
     q = queries(3, 2, 64, dtype=torch.float16, device=device)
     for splits in (1, 2):
         clean, dirty = (
@@ -153,7 +147,7 @@ def test_a07_t2_poison_outside_the_sequence_never_reaches_the_decode_kernel(fmt:
 
 
 @pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
-def test_a07_t2_what_has_left_the_window_is_not_read(fmt: str, device: str) -> None:
+def test_a07_t2_what_has_left_the_window_is_not_read(fmt, device):
     """Its pages may belong to another sequence by then, or to none."""
     pool = random_pool(fmt, torch.float16, (60,), device, kv_heads=1, poison=True)
     q = queries(1, 2, 64, dtype=torch.float16, device=device)
@@ -164,7 +158,7 @@ def test_a07_t2_what_has_left_the_window_is_not_read(fmt: str, device: str) -> N
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_a07_t3_spare_columns_and_page_order_change_no_decode(fmt: str, device: str) -> None:
+def test_a07_t3_spare_columns_and_page_order_change_no_decode(fmt, device):
     q = queries(1, 2, 64, dtype=torch.bfloat16, device=device)
     first, *others = (
         both(random_pool(fmt, torch.bfloat16, (90,), device, kv_heads=1, **options), q, splits=2)[0]
@@ -174,7 +168,7 @@ def test_a07_t3_spare_columns_and_page_order_change_no_decode(fmt: str, device: 
 
 
 @pytest.mark.parametrize("splits", [1, 3])
-def test_a07_t5_each_row_of_a_decode_batch_equals_its_solo_run(splits: int, device: str) -> None:
+def test_a07_t5_each_row_of_a_decode_batch_equals_its_solo_run(splits, device):
     pool = random_pool("int8_sym", torch.float16, (130, 1, 64, 20), device, kv_heads=1)
     q = queries(4, 3, 64, dtype=torch.float16, device=device)
     together, _ = both(pool, q, splits=splits)
@@ -186,7 +180,7 @@ def test_a07_t5_each_row_of_a_decode_batch_equals_its_solo_run(splits: int, devi
 @pytest.mark.parametrize(
     ("fmt", "magnitude"), cover(itertools.product(QUANTIZED, (1e5, 1e30, 1e-30)), lambda case: case)
 )
-def test_bfloat16_queries_beyond_the_range_of_float16(fmt: str, magnitude: float, device: str) -> None:
+def test_bfloat16_queries_beyond_the_range_of_float16(fmt, magnitude, device):
     pool = random_pool(fmt, torch.bfloat16, (50,), device, kv_heads=1)
     q = queries(1, 3, 64, dtype=torch.bfloat16, device=device) * magnitude
     q[0, 1] = 0.0
@@ -198,7 +192,7 @@ def test_bfloat16_queries_beyond_the_range_of_float16(fmt: str, magnitude: float
 @pytest.mark.parametrize(
     ("fmt", "magnitude"), [("int8_sym", 1e-4), ("int8_sym", 1e6), ("fp8_e4m3", 1e-30), ("fp8_e4m3", 1e30)]
 )
-def test_values_whose_scales_leave_the_range_of_float16(fmt: str, magnitude: float, device: str) -> None:
+def test_values_whose_scales_leave_the_range_of_float16(fmt, magnitude, device):
     keys = rows_of((80,), 1, 64, torch.float32, device, 1)
     values = [rows_of((80,), 1, 64, torch.float32, device, 2)[0] * magnitude]
     pool = make_pool(fmt, keys, [x.bfloat16() for x in values])
@@ -206,7 +200,7 @@ def test_values_whose_scales_leave_the_range_of_float16(fmt: str, magnitude: flo
 
 
 @pytest.mark.parametrize(("at", "fmt"), grid([0, 79], ["int8_sym", "fp8_e4m3"]))
-def test_a_huge_value_that_nobody_attends_to_costs_no_precision(fmt: str, at: int, device: str) -> None:
+def test_a_huge_value_that_nobody_attends_to_costs_no_precision(fmt, at, device):
     q = torch.ones(1, 1, 64, dtype=torch.float16, device=device)
     keys = rows_of((80,), 1, 64, torch.float32, device, 1)
     values = rows_of((80,), 1, 64, torch.float32, device, 2)
@@ -214,7 +208,7 @@ def test_a_huge_value_that_nobody_attends_to_costs_no_precision(fmt: str, at: in
     assert_close(*both(make_pool(fmt, keys, values), q))
 
 
-def test_queries_of_any_stride(device: str) -> None:
+def test_queries_of_any_stride(device):
     pool = random_pool("int8_sym", torch.float16, (20, 33), device)
     wide = queries(4, 3, 80, dtype=torch.float16, device=device)
     q = wide.transpose(0, 1)[1:, :, 16:]  # [2, 4, 64], an offset view
@@ -224,7 +218,7 @@ def test_queries_of_any_stride(device: str) -> None:
 
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize(("fmt", "quantized"), [("native", 0), ("int8_static", 100), ("fp8_e4m3", 100)])
-def test_reads_are_counted_once_a_sequence(fmt: str, quantized: int, splits: int, device: str) -> None:
+def test_reads_are_counted_once_a_sequence(fmt, quantized, splits, device):
     pool = random_pool(fmt, torch.float16, (33, 67), device)
     reads, twin = (torch.tensor([5, 0], device=device) for _ in range(2))
     q = queries(2, 4, 64, dtype=torch.float16, device=device)
@@ -234,7 +228,7 @@ def test_reads_are_counted_once_a_sequence(fmt: str, quantized: int, splits: int
     assert reads.tolist() == twin.tolist() == [105, quantized]
 
 
-def test_launches_are_recorded_by_name(device: str) -> None:
+def test_launches_are_recorded_by_name(device):
     pool = random_pool("native", torch.float32, (5,), device)
     q = queries(1, 2, 64, dtype=torch.float32, device=device)
     with record() as all_of_them:
@@ -260,7 +254,7 @@ PARTS = [
     ("fmt", "part", "splits"),
     cover([(*part, n) for part in PARTS for n in (1, 2)], lambda case: (case[:2], case[1:])),
 )
-def test_a11_t2_one_nan_in_the_pages_is_seen_by_decode(fmt: str, part: str, splits: int, device: str) -> None:
+def test_a11_t2_one_nan_in_the_pages_is_seen_by_decode(fmt, part, splits, device):
     """One element of K or one scale; of V a row, since an element of it is seen in its own column alone."""
     pool = random_pool(fmt, torch.float16, (70,), device, poison=False)
     tensor = getattr(pool.cache, part)
@@ -297,25 +291,17 @@ def test_a11_t2_one_nan_in_the_pages_is_seen_by_decode(fmt: str, part: str, spli
         ({"sliding_window": 0}, "sliding window"),
     ],
 )
-def test_what_the_kernel_would_read_wrongly_is_an_error(
-    change: dict[str, Any], words: str, device: str
-) -> None:
+def test_what_the_kernel_would_read_wrongly_is_an_error(change, words, device):
     pool = random_pool("int8_sym", torch.float32, (20,), device)
     q = queries(1, 2, 64, dtype=torch.float32, device=device)
-    given: dict[str, Any] = {
-        "q": q,
-        "table": pool.table,
-        "lengths": pool.lengths,
-        "scaling": 0.125,
-        "splits": 1,
-    }
+    given = {"q": q, "table": pool.table, "lengths": pool.lengths, "scaling": 0.125, "splits": 1}
     change = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in change.items()}
     cache = pool.cache._replace(**{name: change.pop(name) for name in pool.cache._fields if name in change})
     with pytest.raises(ValueError, match=words):
         paged_decode(cache, **given | change)
 
 
-def test_splits_by_batch_and_length() -> None:
+def test_splits_by_batch_and_length():
     assert choose_splits(1, 8, 131_072, 132) == 33
     assert choose_splits(8, 8, 16_384, 132) == 4
     assert choose_splits(1, 8, 1024, 132) == 8
@@ -327,7 +313,7 @@ def test_splits_by_batch_and_length() -> None:
         assert 1 <= choose_splits(batch, heads, length, 132) <= max(1, -(-length // 128))
 
 
-def test_native_pages_have_the_dtype_of_the_queries(device: str) -> None:
+def test_native_pages_have_the_dtype_of_the_queries(device):
     pool = random_pool("native", torch.float32, (20,), device)
     q = queries(1, 2, 64, dtype=torch.float16, device=device)
     with pytest.raises(ValueError, match=r"q is torch\.float16 and native pages hold K in torch\.float32"):

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvbench_kernels.gemm import fp8_route
 from kvbench_kernels.gemm.blockwise import (
@@ -24,7 +23,7 @@ N, K = 192, 256
 TOLERANCE = {"reference": 2.0**-9, "w8a16": 2.0**-10, "w8a8": 2.0**-9, "hopper": 2.0**-9}
 
 
-def weight(n: int = N, k: int = K, device: str = "cpu") -> tuple[Tensor, Tensor]:
+def weight(n=N, k=K, device="cpu"):
     w = torch.randn(n, k, generator=torch.Generator().manual_seed(0))
     w *= (
         2.0 ** torch.arange(-(-n // 128)).repeat_interleave(128)[:n, None]
@@ -33,36 +32,36 @@ def weight(n: int = N, k: int = K, device: str = "cpu") -> tuple[Tensor, Tensor]
     return codes.to(device), scales.to(device)
 
 
-def rows_of(m: int, k: int = K, device: str = "cpu", dtype: torch.dtype = torch.float16) -> Tensor:
+def rows_of(m, k=K, device="cpu", dtype=torch.float16):
     """The first rows are the same for every m."""
     return torch.randn(4097, k, generator=torch.Generator().manual_seed(1))[:m].to(device, dtype)
 
 
-def due(x: Tensor, codes: Tensor, scales: Tensor, path: str) -> Tensor:
+def due(x, codes, scales, path):
     used = dequantize_activation(*quantize_activation_torch(x)) if path in W8A8 else x.float()
     return used.double() @ dequantize_blocks(codes, scales).double().t()
 
 
-def distance(y: Tensor, expected: Tensor) -> float:
+def distance(y, expected):
     return ((y.double() - expected).norm() / expected.norm()).item()
 
 
-def by_edges(case: tuple[str, int]) -> list[object]:
+def by_edges(case):
     """Every path, and every number of rows by one that is not the reference; the ends of a range by all."""
     gemm, m = case
     return [gemm, *([] if gemm == "reference" else [m]), *([case] if m in (0, 1, 9, 33) else [])]
 
 
-def ran(launches: list[object]) -> list[str | None]:
+def ran(launches):
     """Paths of the multiplying kernels."""
-    names = [launch.name for launch in launches]  # type: ignore[attr-defined]
+    names = [launch.name for launch in launches]
     return [path_of_kernel(name) for name in names if not name.startswith("fp8_quantize_activation")]
 
 
 @pytest.mark.parametrize(
     ("gemm", "m"), cover(itertools.product(["auto", "reference", "w8a16", "w8a8"], ROWS), by_edges)
 )
-def test_a16_t1_every_m_by_every_path(m: int, gemm: str, device: str) -> None:
+def test_a16_t1_every_m_by_every_path(m, gemm, device):
     codes, scales = weight(device=device)
     x = rows_of(m, device=device)
     with record() as launches:
@@ -79,7 +78,7 @@ def test_a16_t1_every_m_by_every_path(m: int, gemm: str, device: str) -> None:
 
 
 @pytest.mark.slow
-def test_a16_t1_4097_rows(device: str) -> None:
+def test_a16_t1_4097_rows(device):
     codes, scales = weight(16, 128, device)
     x = rows_of(4097, 128, device)
     with record() as launches:
@@ -97,16 +96,16 @@ def test_a16_t1_4097_rows(device: str) -> None:
         ((4096, 12288), "hopper", {16: "w8a16", 17: "w8a8", 32: "w8a8", 33: "hopper", 4097: "hopper"}),
     ],
 )  # fmt: skip
-def test_a16_t1_thresholds(shape: tuple[int, int], target: fp8_route.Target, paths: dict[int, str]) -> None:
+def test_a16_t1_thresholds(shape, target, paths):
     assert {m: route(m, *shape, "bfloat16", target) for m in paths} == paths
 
 
-def test_a16_t1_odd_m_takes_the_path_of_its_neighbours() -> None:
+def test_a16_t1_odd_m_takes_the_path_of_its_neighbours():
     """M % 4 != 0 is no reason for another path: paths change at the ends of the measured ranges and nowhere
     else.
     """
     for target, shape in itertools.product(("cuda", "hopper"), (*fp8_route.MEASURED, (576, 1536))):
-        paths = [route(m, *shape, "bfloat16", target) for m in range(1, 8194)]  # type: ignore[arg-type]
+        paths = [route(m, *shape, "bfloat16", target) for m in range(1, 8194)]
         ends = {
             at for at, (one, next_one) in enumerate(itertools.pairwise(paths), start=1) if one != next_one
         }
@@ -117,7 +116,7 @@ def test_a16_t1_odd_m_takes_the_path_of_its_neighbours() -> None:
 
 
 @pytest.mark.parametrize("gemm", ["auto", "w8a16", "w8a8"])
-def test_a16_t2_row_0_is_the_same_on_both_sides_of_every_boundary(gemm: str, device: str) -> None:
+def test_a16_t2_row_0_is_the_same_on_both_sides_of_every_boundary(gemm, device):
     codes, scales = weight(device=device)
     first = {m: fp8_linear(rows_of(m, device=device), codes, scales, gemm=gemm)[0] for m in (8, 9, 32, 33)}
     assert len({y.argmax().item() for y in first.values()}) == 1
@@ -132,7 +131,7 @@ def test_a16_t2_row_0_is_the_same_on_both_sides_of_every_boundary(gemm: str, dev
     [(gemm, *shape) for gemm in ("w8a16", "w8a8") for shape in ((200, 192), (192, 320), (100, 128), (1, 16))]
     + [pytest.param(gemm, 576, 2048, marks=pytest.mark.slow) for gemm in ("w8a16", "w8a8")],
 )
-def test_a16_t4_ragged_blocks_are_computed_and_named(n: int, k: int, gemm: str, device: str) -> None:
+def test_a16_t4_ragged_blocks_are_computed_and_named(n, k, gemm, device):
     codes, scales = weight(n, k, device)
     x = rows_of(1 if k == 2048 else 9, k, device)
     with record() as launches:
@@ -142,7 +141,7 @@ def test_a16_t4_ragged_blocks_are_computed_and_named(n: int, k: int, gemm: str, 
 
 
 @pytest.mark.parametrize("gemm", ["auto", "w8a16", "w8a8"])
-def test_a16_t4_k_that_no_kernel_takes_is_computed_by_the_reference(gemm: str, device: str) -> None:
+def test_a16_t4_k_that_no_kernel_takes_is_computed_by_the_reference(gemm, device):
     codes, scales = weight(32, 200, device)
     x = rows_of(3, 200, device)
     with record() as launches:
@@ -152,7 +151,7 @@ def test_a16_t4_k_that_no_kernel_takes_is_computed_by_the_reference(gemm: str, d
 
 
 @pytest.mark.parametrize("gemm", ["reference", "w8a16", "w8a8"])
-def test_bias_and_strided_x(gemm: str, device: str) -> None:
+def test_bias_and_strided_x(gemm, device):
     codes, scales = weight(device=device)
     bias = torch.randn(N, generator=torch.Generator().manual_seed(2)).to(device, torch.float16)
     wide = rows_of(5, 2 * K, device)
@@ -162,11 +161,11 @@ def test_bias_and_strided_x(gemm: str, device: str) -> None:
         assert distance(y, expected) < TOLERANCE[gemm]
 
 
-def test_float32_is_exact_unless_a_path_is_asked_for() -> None:
+def test_float32_is_exact_unless_a_path_is_asked_for():
     for gemm in ("auto", "reference", "w8a16", "w8a8"):
         assert route(1, N, K, "bfloat16", "torch", gemm) == "reference"  # torch has no other
     for target in ("cuda", "hopper", "interpreter"):
-        assert route(1, N, K, "float32", target) == "reference"  # type: ignore[arg-type]
+        assert route(1, N, K, "float32", target) == "reference"
     assert route(1, N, K, "float32", "cuda", "w8a16") == "w8a16"
     assert route(64, N, K, "float32", "cuda", "w8a8") == "reference"  # there is none for float32
 
@@ -183,13 +182,13 @@ def test_float32_is_exact_unless_a_path_is_asked_for() -> None:
         ({"bias": torch.zeros(N, dtype=torch.float64)}, r"bias is \[192\] torch.float64"),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, object], words: str) -> None:
+def test_what_does_not_fit_is_refused(change, words):
     codes, scales = weight()
-    given: dict[str, object] = {"x": torch.zeros(2, K), "codes": codes, "scales": scales, **change}
+    given = {"x": torch.zeros(2, K), "codes": codes, "scales": scales, **change}
     with pytest.raises(ValueError, match=words):
-        fp8_linear(**given)  # type: ignore[arg-type]
+        fp8_linear(**given)
 
 
-def test_kernels_of_no_path_have_none() -> None:
+def test_kernels_of_no_path_have_none():
     assert path_of_kernel("cublas") is None
     assert set(fp8_route._KERNELS.values()) == {"reference", *fp8_route._SUPPORTS}

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvbench.formats.kv import KV_FORMATS
 from kvbench_kernels.attention.reference import paged_gather_torch, paged_write_torch
@@ -15,7 +14,7 @@ from kvbench_kernels.kv.write import paged_write
 from kvbench_kernels.launches import record
 from tests.kernels.address_space import address_space
 from tests.kernels.cover import cover, grid
-from tests.kernels.kv_pages import DTYPES, FORMATS, QUANTIZED, Pool, hard_rows, make_pool, raw
+from tests.kernels.kv_pages import DTYPES, FORMATS, QUANTIZED, hard_rows, make_pool, raw
 
 # The interpreter computes with numpy, which warns where IEEE says infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -23,16 +22,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarn
 STATIC = ("int8_static", "fp8_e4m3_static")
 
 
-def same(a: Tensor, b: Tensor) -> bool:
+def same(a, b):
     """Bit for bit, except that one NaN is as good as another."""
     nan = a.isnan()
     return bool(torch.equal(nan, b.isnan())) and raw(a.masked_fill(nan, 0)) == raw(b.masked_fill(nan, 0))
 
 
 def written(
-    fmt: str, device: str, dtype: torch.dtype = torch.float32, *,
-    pages: int = 4, heads: int = 2, page_size: int = 16, dim: int = 64, value_dim: int = 64,
-) -> Pool:  # fmt: skip
+    fmt, device, dtype = torch.float32, *,
+    pages = 4, heads = 2, page_size = 16, dim = 64, value_dim = 64,
+):  # fmt: skip
     """A pool with a row of every kind in each slot, stored by the reference."""
     sizes = {"pages": pages, "heads": heads, "page_size": page_size, "dim": dim, "value_dim": value_dim}
     pool = make_pool(fmt, device, dtype, **sizes)
@@ -53,9 +52,7 @@ GEOMETRIES = [
 
 
 @pytest.mark.parametrize(("fmt", "dtype", "geometry"), grid(FORMATS, DTYPES, GEOMETRIES), ids=str)
-def test_values_are_the_torch_dequantizers(
-    device: str, fmt: str, dtype: torch.dtype, geometry: tuple[int, int, int, int, int]
-) -> None:
+def test_values_are_the_torch_dequantizers(device, fmt, dtype, geometry):
     heads, dim, value_dim, page_size, length = geometry
     pool = written(
         fmt, device, dtype, pages=7, heads=heads, page_size=page_size, dim=dim, value_dim=value_dim
@@ -71,7 +68,7 @@ def test_values_are_the_torch_dequantizers(
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_each_token_comes_from_its_own_page(device: str, fmt: str) -> None:
+def test_each_token_comes_from_its_own_page(device, fmt):
     """Against the dequantizer itself, token by token: the twin's indexing is not trusted here."""
     pool = written(fmt, device, value_dim=32)
     table = [[2, 0], [3, 1]]
@@ -89,7 +86,7 @@ def test_each_token_comes_from_its_own_page(device: str, fmt: str) -> None:
 @pytest.mark.parametrize(
     ("fmt", "dtype"), cover(itertools.product(QUANTIZED, DTYPES), lambda case: case), ids=str
 )
-def test_every_code_under_many_scales(device: str, fmt: str, dtype: torch.dtype) -> None:
+def test_every_code_under_many_scales(device, fmt, dtype):
     """All 256 codes, with scales down to where the product is subnormal and up to where it is infinite."""
     scales = (
         2.0 ** torch.linspace(-24, 15.9, 32) if fmt == "int8_sym" else 2.0 ** torch.linspace(-126, 127, 32)
@@ -109,7 +106,7 @@ def test_every_code_under_many_scales(device: str, fmt: str, dtype: torch.dtype)
         assert int(ours[0].isnan().sum()) == (2 * 32 if fmt.startswith("fp8") else 0)
 
 
-def test_native_pages_of_another_dtype_are_rounded_once(device: str) -> None:
+def test_native_pages_of_another_dtype_are_rounded_once(device):
     pool = written("native", device)
     pages = torch.tensor([[3, 1]], dtype=torch.int32, device=device)
     for dtype in DTYPES:
@@ -120,7 +117,7 @@ def test_native_pages_of_another_dtype_are_rounded_once(device: str) -> None:
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_what_was_written_comes_back(device: str, fmt: str) -> None:
+def test_what_was_written_comes_back(device, fmt):
     """Both kernels together, within the format's own error."""
     pool = make_pool(fmt, device, scale=(0.05, 0.05))
     k, v = (torch.randn(40, 2, 64, generator=torch.Generator().manual_seed(s)).to(device) for s in (1, 2))
@@ -141,7 +138,7 @@ def test_what_was_written_comes_back(device: str, fmt: str) -> None:
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_columns_beyond_the_length_are_not_read(device: str, fmt: str) -> None:
+def test_columns_beyond_the_length_are_not_read(device, fmt):
     """A page id far outside the pool would crash a GPU, and the interpreter too."""
     pool = written(fmt, device)
     for length in (16, 17, 32):
@@ -161,7 +158,7 @@ def test_columns_beyond_the_length_are_not_read(device: str, fmt: str) -> None:
 
 
 @pytest.mark.parametrize(("fmt", "gather"), grid(FORMATS, [paged_gather, paged_gather_torch]))
-def test_reads_count_tokens_once_a_sequence(device: str, fmt: str, gather) -> None:  # type: ignore[no-untyped-def]
+def test_reads_count_tokens_once_a_sequence(device, fmt, gather):
     pool = written(fmt, device, pages=8, heads=3)
     reads = torch.tensor([1000, 2000], device=device)
     pages = torch.tensor([[*range(8)], [*range(8)][::-1]], dtype=torch.int32, device=device)
@@ -171,7 +168,7 @@ def test_reads_count_tokens_once_a_sequence(device: str, fmt: str, gather) -> No
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_k_and_v_take_one_launch(device: str, fmt: str) -> None:
+def test_k_and_v_take_one_launch(device, fmt):
     pool = written(fmt, device, pages=2, heads=1)
     pages = torch.tensor([[0, 1]], dtype=torch.int32, device=device)
     with record() as launches:
@@ -186,7 +183,7 @@ def test_k_and_v_take_one_launch(device: str, fmt: str) -> None:
 # A12: offsets above 2^31
 
 
-def test_a12_t2_payload_above_2_to_the_31_elements(device: str) -> None:
+def test_a12_t2_payload_above_2_to_the_31_elements(device):
     heads, page_size, dim, pages = 8, 16, 128, 131_074
     k = address_space(pages, heads, page_size, dim, dtype=torch.int8, device=device)
     scale = address_space(pages, heads, page_size, dtype=torch.float16, device=device)
@@ -204,7 +201,7 @@ def test_a12_t2_payload_above_2_to_the_31_elements(device: str) -> None:
     assert same(outs[0][1], outs[1][1])
 
 
-def test_a12_t3_scales_above_2_to_the_31_elements(device: str) -> None:
+def test_a12_t3_scales_above_2_to_the_31_elements(device):
     k = address_space(2**24 + 1, 8, 16, 1, dtype=torch.int8, device=device)
     scale = address_space(2**24 + 1, 8, 16, dtype=torch.float16, device=device)
     k[2**24], scale[2**24] = 2, torch.arange(1.0, 129, device=device).view(8, 16).half()
@@ -218,7 +215,7 @@ def test_a12_t3_scales_above_2_to_the_31_elements(device: str) -> None:
 
 
 @pytest.mark.parametrize("gather", [paged_gather, paged_gather_torch])
-def test_what_does_not_fit_is_refused(gather) -> None:  # type: ignore[no-untyped-def]
+def test_what_does_not_fit_is_refused(gather):
     pool = make_pool("int8_sym", "cpu")
     table = torch.zeros((1, 2), dtype=torch.int32)
     with record() as launches:

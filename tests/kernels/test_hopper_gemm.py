@@ -3,7 +3,6 @@ makes of it.
 """
 
 from dataclasses import astuple, replace
-from typing import Any
 
 import pytest
 import torch
@@ -38,7 +37,7 @@ COMPILED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tiling", COMPILED, ids=str)
-def test_the_compiler_gives_fp8_products_without_spilled_registers(tiling: HopperTiling) -> None:
+def test_the_compiler_gives_fp8_products_without_spilled_registers(tiling):
     found = compiled("hopper_gemm", astuple(tiling), tiling.turns)
     # Of turns only where there are turns: a barrier that nothing waits on shares its memory with something
     # else.
@@ -54,7 +53,7 @@ def test_the_compiler_gives_fp8_products_without_spilled_registers(tiling: Hoppe
     assert found["stack"] == 0
 
 
-def test_every_tiling_of_the_table_can_be_built() -> None:
+def test_every_tiling_of_the_table_can_be_built():
     for ranges in MEASURED.values():
         ends = [rows for rows, _ in ranges]
         assert ends == sorted(set(ends))
@@ -67,7 +66,7 @@ def test_every_tiling_of_the_table_can_be_built() -> None:
             assert config(m, n, k).problem() is None
 
 
-def test_defaults_grow_with_the_product() -> None:
+def test_defaults_grow_with_the_product():
     sizes = [t.block_m * t.block_n for t in (config(m, 5120, 5120) for m in (64, 1024, 8192))]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
@@ -85,7 +84,7 @@ def test_defaults_grow_with_the_product() -> None:
         (512, 24576, 256, 128),
     ],
 )
-def test_the_default_is_the_tile_that_was_fastest(m: int, n: int, rows: int, columns: int) -> None:
+def test_the_default_is_the_tile_that_was_fastest(m, n, rows, columns):
     for tiling in (config(m, n, 4096), _default(m, n, 4096)):
         assert (tiling.block_m, tiling.block_n) == (rows, columns)
 
@@ -103,9 +102,7 @@ def test_the_default_is_the_tile_that_was_fastest(m: int, n: int, rows: int, col
         (1, 132, 7, 8, (1, 0, 1)),
     ],
 )
-def test_tiles_of_the_last_wave_are_shared(
-    tiles: int, programs: int, steps: int, splits: int, found: tuple[int, int, int]
-) -> None:
+def test_tiles_of_the_last_wave_are_shared(tiles, programs, steps, splits, found):
     assert waves(tiles, programs, steps, splits) == found
     whole, rest, shared = found
     assert whole + (rest or 0) == tiles or shared == 1
@@ -127,13 +124,13 @@ def test_tiles_of_the_last_wave_are_shared(
         ({"groups": 1, "turns": True}, "One group cannot take turns"),
     ],
 )
-def test_what_is_no_tiling(changes: dict[str, Any], words: str) -> None:
+def test_what_is_no_tiling(changes, words):
     problem = replace(COMPILED[0], **changes).problem()
     assert problem is not None
     assert words in problem
 
 
-def test_supports() -> None:
+def test_supports():
     rejected = {
         (4096, 24576, 4096, "float32"): "dtype",
         (0, 128, 128, "bfloat16"): "rows",
@@ -146,12 +143,12 @@ def test_supports() -> None:
     )
 
 
-def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def operands(m, n, k):
     torch.manual_seed(0)
     return (*quantize_activation_torch(torch.randn(m, k)), *quantize_blocks(torch.randn(n, k)))
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused():
     x, sx, w, sw = operands(5, 128, 256)
     out = torch.empty(5, 64, dtype=torch.bfloat16)
     for words, arguments, options in (

@@ -51,12 +51,12 @@ NEEDS = AttentionNeeds(
         ("native", 64, 8192, Plan(1, 1, ONE_WARP)),
     ],
 )
-def test_measured_cells(fmt: str, batch: int, length: int, expected: Plan) -> None:
+def test_measured_cells(fmt, batch, length, expected):
     assert plan_decode(KV_FORMATS[fmt], batch, 8, length, H200) == expected
 
 
 @pytest.mark.parametrize("fmt", KV_FORMATS)
-def test_every_program_has_a_tile_and_is_resident(fmt: str) -> None:
+def test_every_program_has_a_tile_and_is_resident(fmt):
     for batch in (1, 2, 3, 7, 16, 33, 64, 500):
         for kv_heads in (1, 2, 8):
             for length in (0, 1, 15, 64, 65, 1000, 5000, 131_072):
@@ -68,7 +68,7 @@ def test_every_program_has_a_tile_and_is_resident(fmt: str) -> None:
                 assert plan.splits == 1 or batch * kv_heads * plan.splits <= resident
 
 
-def test_mixed_lengths_get_more_and_smaller_programs() -> None:
+def test_mixed_lengths_get_more_and_smaller_programs():
     lengths = [65536] + [4096] * 31
     mixed = plan_decode(KV_FORMATS["int8_sym"], 32, 8, max(lengths), H200, sum(lengths) / 32)
     alike = plan_decode(KV_FORMATS["int8_sym"], 32, 8, max(lengths), H200)
@@ -78,12 +78,12 @@ def test_mixed_lengths_get_more_and_smaller_programs() -> None:
     assert 65536 / mixed.splits < 4.2 * mixed.least
 
 
-def test_execution() -> None:
+def test_execution():
     assert execution(KV_FORMATS["native"], "bfloat16") == "bfloat16 x bfloat16 -> float32"
     assert execution(KV_FORMATS["int8_sym"], "bfloat16") == "float16 x float16 -> float32"
 
 
-def test_what_is_served() -> None:
+def test_what_is_served():
     assert supports_hopper(NEEDS, (9, 0)) == Accepted()
     assert (
         supports_hopper(replace(NEEDS, q_heads=9, kv_heads=3, head_dim=64, value_dim=64), (9, 0))
@@ -109,7 +109,7 @@ def test_what_is_served() -> None:
         ({"sinks": True}, (9, 0), "sinks"),
     ],
 )
-def test_what_is_refused(changes: dict[str, object], capability: tuple[int, int], reason: str) -> None:
-    answer = supports_hopper(replace(NEEDS, **changes), capability)  # type: ignore[arg-type]
+def test_what_is_refused(changes, capability, reason):
+    answer = supports_hopper(replace(NEEDS, **changes), capability)
     assert isinstance(answer, Rejected)
     assert answer.reason == reason

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvbench_kernels.attention import decode
 from kvbench_kernels.attention.decode import paged_decode
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 HALF = torch.float16
 
 
-def attended(pool: Pool, q: Tensor, kernel: str) -> Tensor:
+def attended(pool, q, kernel):
     """Decode of the first query, or prefill of all."""
     if kernel == "decode":
         return paged_decode(pool.cache, q[:1], pool.table, pool.lengths, 0.125, splits=1)
@@ -32,7 +31,7 @@ def attended(pool: Pool, q: Tensor, kernel: str) -> Tensor:
     return paged_prefill(pool.cache, q, pool.table, pool.lengths, starts, len(q), 0.125)
 
 
-def rowwise(pool: Pool, q: Tensor, kernel: str) -> Tensor:
+def rowwise(pool, q, kernel):
     """One query a sequence, by either kernel; or what the gather finds of the shortest sequence's length, K
     and V.
     """
@@ -44,7 +43,7 @@ def rowwise(pool: Pool, q: Tensor, kernel: str) -> Tensor:
     return paged_prefill(pool.cache, q, pool.table, pool.lengths, starts, 1, 0.125)
 
 
-def moved(pool: Pool, first: int) -> Pool:
+def moved(pool, first):
     """The pool's one sequence in the pages from `first` on, the last ones of the pool."""
     used = pool.table[0, : -(-int(pool.lengths[0]) // pool.cache.k.shape[2])].long()
     parts = []
@@ -59,7 +58,7 @@ def moved(pool: Pool, first: int) -> Pool:
 
 
 @pytest.mark.parametrize("kernel", ["decode", "prefill"])
-def test_a12_t2_page_131_072_is_attended(kernel: str) -> None:
+def test_a12_t2_page_131_072_is_attended(kernel):
     """INT8 pages of 16 tokens, 8 heads of 128: page 131,072 starts at element 2^31."""
     pool = random_pool("int8_sym", HALF, (32,), "cpu", kv_heads=8, head_dim=128, value_dim=128)
     q = queries(5, 8, 128, dtype=HALF, device="cpu")
@@ -69,7 +68,7 @@ def test_a12_t2_page_131_072_is_attended(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["decode", "prefill"])
-def test_a12_t3_scales_above_2_to_the_31_elements_are_attended(kernel: str) -> None:
+def test_a12_t3_scales_above_2_to_the_31_elements_are_attended(kernel):
     """Row 2^31 of the pages, so that row numbers themselves leave 32 bits: what K's and V's scales are found
     by.
     """
@@ -82,9 +81,7 @@ def test_a12_t3_scales_above_2_to_the_31_elements_are_attended(kernel: str) -> N
 
 
 @pytest.mark.parametrize("splits", [1, 2])
-def test_a12_t3_output_of_decode_above_2_to_the_31_elements(
-    splits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a12_t3_output_of_decode_above_2_to_the_31_elements(splits, monkeypatch):
     """The last sequence of 2^19 + 1 (16 heads of 256), whose programs alone run. With splits the partial
     results lie beyond 2^31 too; the statistics, of which there are 2^25, do not.
     """
@@ -101,7 +98,7 @@ def test_a12_t3_output_of_decode_above_2_to_the_31_elements(
     assert torch.equal(out[-1:], wanted)
 
 
-def test_a12_t3_output_of_prefill_above_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a12_t3_output_of_prefill_above_2_to_the_31_elements(monkeypatch):
     """Five queries behind 2^24 - 1 rows that belong to no sequence, of 2 heads of 64: the second row is at
     2^31.
     """
@@ -117,7 +114,7 @@ def test_a12_t3_output_of_prefill_above_2_to_the_31_elements(monkeypatch: pytest
     assert torch.equal(out[first:], wanted)
 
 
-def test_a12_t3_output_of_the_gather_above_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a12_t3_output_of_the_gather_above_2_to_the_31_elements(monkeypatch):
     """K and V of the last head of 2^20 + 1 sequences, whose programs alone run."""
     batch = 2**20 + 1
     pool = random_pool("int8_sym", HALF, (16,), "cpu")
@@ -133,7 +130,7 @@ def test_a12_t3_output_of_the_gather_above_2_to_the_31_elements(monkeypatch: pyt
 
 @pytest.mark.parametrize("strides", [(2**30, 64), (64, 2**30)], ids=["rows", "heads"])
 @pytest.mark.parametrize("kernel", ["decode", "prefill"])
-def test_a12_t3_queries_above_2_to_the_31_elements(kernel: str, strides: tuple[int, int]) -> None:
+def test_a12_t3_queries_above_2_to_the_31_elements(kernel, strides):
     pool = random_pool("int8_sym", HALF, (33, 20, 7), "cpu", kv_heads=1)
     q = queries(3, 3, 64, dtype=HALF, device="cpu")
     far = address_space(2**31 + 192, dtype=HALF).as_strided((3, 3, 64), (*strides, 1))
@@ -142,7 +139,7 @@ def test_a12_t3_queries_above_2_to_the_31_elements(kernel: str, strides: tuple[i
 
 
 @pytest.mark.parametrize("kernel", ["decode", "prefill", "gather"])
-def test_a12_t3_page_tables_above_2_to_the_31_elements(kernel: str) -> None:
+def test_a12_t3_page_tables_above_2_to_the_31_elements(kernel):
     """Rows of a table 2^30 columns apart: the third starts at 2^31."""
     pool = random_pool("int8_sym", HALF, (33, 20, 7), "cpu", kv_heads=1)
     q = queries(3, 3, 64, dtype=HALF, device="cpu")

@@ -1,7 +1,6 @@
 """Paged prefill against its torch twin, and what must not change its result."""
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -10,12 +9,10 @@ from kvbench_kernels.attention.prefill import paged_prefill
 from kvbench_kernels.attention.reference import paged_prefill_torch
 from kvbench_kernels.launches import record
 from tests.kernels.cover import cover
-from tests.kernels.kv_pool import DTYPES, FORMATS, Pool, assert_close, make_pool, queries, random_pool
+from tests.kernels.kv_pool import DTYPES, FORMATS, assert_close, make_pool, queries, random_pool
 
 
-def both(
-    pool: Pool, q: torch.Tensor, new: tuple[int, ...], **options: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def both(pool, q, new, **options):
     """The kernel's result and its twin's; new: tokens of each sequence that have a query."""
     starts = torch.tensor([0, *new], device=q.device).cumsum(0).to(torch.int32)
     where = (pool.table, pool.lengths, starts, max(new), q.shape[-1] ** -0.5)
@@ -28,7 +25,7 @@ def both(
 @pytest.mark.parametrize(
     ("fmt", "dtype"), cover(itertools.product(FORMATS, DTYPES), lambda case: case), ids=str
 )
-def test_it_equals_its_twin_on_ragged_chunks(fmt: str, dtype: torch.dtype, device: str) -> None:
+def test_it_equals_its_twin_on_ragged_chunks(fmt, dtype, device):
     """A chunk after cached tokens, a whole prompt, and a single token."""
     new = (5, 20, 1)
     pool = random_pool(fmt, dtype, (70, 20, 33), device, kv_heads=1)
@@ -36,7 +33,7 @@ def test_it_equals_its_twin_on_ragged_chunks(fmt: str, dtype: torch.dtype, devic
 
 
 @pytest.mark.parametrize("length", [140, 200])
-def test_chunks_of_several_query_tiles(length: int, device: str) -> None:
+def test_chunks_of_several_query_tiles(length, device):
     pool = random_pool("int8_sym", torch.float16, (length,), device, kv_heads=1)
     assert_close(*both(pool, queries(140, 1, 64, dtype=torch.float16, device=device), (140,)))
 
@@ -44,7 +41,7 @@ def test_chunks_of_several_query_tiles(length: int, device: str) -> None:
 @pytest.mark.parametrize(
     ("head_dim", "value_dim", "page_size"), [(80, 96, 32), (112, 128, 64), (192, 256, 16)]
 )
-def test_head_dims_and_page_sizes(head_dim: int, value_dim: int, page_size: int, device: str) -> None:
+def test_head_dims_and_page_sizes(head_dim, value_dim, page_size, device):
     pool = random_pool(
         "fp8_e4m3", torch.bfloat16, (40,), device, kv_heads=1, head_dim=head_dim, value_dim=value_dim, page_size=page_size
     )  # fmt: skip
@@ -54,7 +51,7 @@ def test_head_dims_and_page_sizes(head_dim: int, value_dim: int, page_size: int,
 @pytest.mark.parametrize(
     "options", [{"sliding_window": 1}, {"sliding_window": 40}, {"softcap": 2.0}, {"sinks": 1.0}]
 )
-def test_windows_soft_caps_and_sinks(options: dict[str, Any], device: str) -> None:
+def test_windows_soft_caps_and_sinks(options, device):
     new = (70, 3)
     pool = random_pool("int8_sym", torch.float16, (150, 80), device, kv_heads=1)
     if "sinks" in options:
@@ -66,9 +63,7 @@ def test_windows_soft_caps_and_sinks(options: dict[str, Any], device: str) -> No
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(14, 2), (9, 3), (24, 1), (8, 8)])
-def test_a09_t1_the_prefill_kernel_maps_query_heads_to_kv_heads(
-    q_heads: int, kv_heads: int, device: str
-) -> None:
+def test_a09_t1_the_prefill_kernel_maps_query_heads_to_kv_heads(q_heads, kv_heads, device):
     keys = [torch.zeros(kv_heads, 20, 64, device=device)]
     values = [torch.arange(kv_heads, device=device).float().view(-1, 1, 1).expand(-1, 20, 64)]
     out, _ = both(
@@ -79,7 +74,7 @@ def test_a09_t1_the_prefill_kernel_maps_query_heads_to_kv_heads(
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_a07_t2_poison_outside_the_sequence_never_reaches_the_prefill_kernel(fmt: str, device: str) -> None:
+def test_a07_t2_poison_outside_the_sequence_never_reaches_the_prefill_kernel(fmt, device):
     q = queries(10, 1, 64, dtype=torch.float16, device=device)
     clean, dirty = (
         both(random_pool(fmt, torch.float16, (63, 6), device, kv_heads=1, poison=poison), q, (4, 6))[0]
@@ -90,7 +85,7 @@ def test_a07_t2_poison_outside_the_sequence_never_reaches_the_prefill_kernel(fmt
 
 
 @pytest.mark.parametrize("fmt", ["native", "int8_sym", "fp8_e4m3"])
-def test_a07_t4_page_order_and_spare_columns_change_no_prefill(fmt: str, device: str) -> None:
+def test_a07_t4_page_order_and_spare_columns_change_no_prefill(fmt, device):
     q = queries(30, 1, 64, dtype=torch.bfloat16, device=device)
     first, *others = (
         both(random_pool(fmt, torch.bfloat16, (90,), device, kv_heads=1, **options), q, (30,))[0]
@@ -99,7 +94,7 @@ def test_a07_t4_page_order_and_spare_columns_change_no_prefill(fmt: str, device:
     assert all(torch.equal(first, other) for other in others)
 
 
-def test_a07_t5_each_row_of_a_prefill_batch_equals_its_solo_run(device: str) -> None:
+def test_a07_t5_each_row_of_a_prefill_batch_equals_its_solo_run(device):
     new = (20, 1, 7)
     pool = random_pool("int8_sym", torch.float16, (80, 33, 7), device, kv_heads=1)
     q = queries(sum(new), 2, 64, dtype=torch.float16, device=device)
@@ -111,7 +106,7 @@ def test_a07_t5_each_row_of_a_prefill_batch_equals_its_solo_run(device: str) -> 
         start += count
 
 
-def test_a_sequence_without_new_tokens_is_left_out(device: str) -> None:
+def test_a_sequence_without_new_tokens_is_left_out(device):
     pool = random_pool("int8_sym", torch.float16, (20, 33), device, kv_heads=1)
     assert_close(*both(pool, queries(5, 1, 64, dtype=torch.float16, device=device), (0, 5)))
 
@@ -120,7 +115,7 @@ def test_a_sequence_without_new_tokens_is_left_out(device: str) -> None:
     ("fmt", "part"),
     [("native", "k"), ("fp8_e4m3", "k"), ("fp8_e4m3_static", "k"), ("fp8_e4m3", "v"), ("int8_sym", "k_scale"), ("int8_sym", "v_scale")],
 )  # fmt: skip
-def test_a11_t2_one_nan_in_the_pages_is_seen_by_prefill(fmt: str, part: str, device: str) -> None:
+def test_a11_t2_one_nan_in_the_pages_is_seen_by_prefill(fmt, part, device):
     """One element of K or one scale; of V a row, since an element of it is seen in its own column alone."""
     pool = random_pool(fmt, torch.float16, (40,), device)
     tensor = getattr(pool.cache, part)
@@ -137,7 +132,7 @@ def test_a11_t2_one_nan_in_the_pages_is_seen_by_prefill(fmt: str, part: str, dev
 
 
 @pytest.mark.parametrize(("fmt", "quantized"), [("native", 0), ("fp8_e4m3_static", 173)])
-def test_reads_are_counted_once_a_sequence(fmt: str, quantized: int, device: str) -> None:
+def test_reads_are_counted_once_a_sequence(fmt, quantized, device):
     pool = random_pool(fmt, torch.float16, (140, 33), device)
     starts = torch.tensor([0, 140, 141], device=device, dtype=torch.int32)
     reads, twin = (torch.zeros(2, dtype=torch.int64, device=device) for _ in range(2))
@@ -150,7 +145,7 @@ def test_reads_are_counted_once_a_sequence(fmt: str, quantized: int, device: str
     assert [launch.name for launch in launches] == ["paged_prefill_causal"]
 
 
-def test_nothing_new_launches_nothing(device: str) -> None:
+def test_nothing_new_launches_nothing(device):
     pool = random_pool("native", torch.float32, (5,), device)
     starts = torch.zeros(2, device=device, dtype=torch.int32)
     with record() as launches:
@@ -162,7 +157,7 @@ def test_nothing_new_launches_nothing(device: str) -> None:
 
 
 @pytest.mark.parametrize("starts", [torch.tensor([0, 2]), torch.tensor([0, 1, 2], dtype=torch.int32)])
-def test_query_starts_that_do_not_fit_are_an_error(starts: torch.Tensor, device: str) -> None:
+def test_query_starts_that_do_not_fit_are_an_error(starts, device):
     pool = random_pool("native", torch.float32, (5,), device)
     q = queries(2, 2, 64, dtype=torch.float32, device=device)
     with pytest.raises(ValueError, match="one more than the sequences"):

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from kvbench_kernels.gemm.skinny_config import M_MAX, config, supports_skinny
 from kvbench_kernels.gemm.skinny_linear import Tiling, skinny_linear, skinny_linear_many
@@ -28,7 +27,7 @@ DOT = {
 CASES = [(name, m) for name in VECTOR for m in (1, 2, 3, 4)] + [(name, m) for name in DOT for m in (2, 16)]
 
 
-def dense_in_nan(rows: int, columns: int, dtype: torch.dtype, device: str, wide: bool = False) -> Tensor:
+def dense_in_nan(rows, columns, dtype, device, wide=False):
     """Random [rows, columns] in the middle of NaN, which shows if anything beside it is read.
 
     wide: the rows lie apart (a view into a wider tensor), else they are contiguous.
@@ -40,7 +39,7 @@ def dense_in_nan(rows: int, columns: int, dtype: torch.dtype, device: str, wide:
     return out.copy_(torch.randn(rows, columns, device=device))
 
 
-def close(out: Tensor, exact: Tensor) -> bool:
+def close(out, exact):
     """The float64 value, rounded to out's dtype, up to the noise of float32 sums."""
     rounding = torch.finfo(out.dtype).eps
     allowed = exact.abs() * rounding + 1e-5 * exact.abs().max()
@@ -54,7 +53,7 @@ def close(out: Tensor, exact: Tensor) -> bool:
         lambda case: (case[0], (case[0] in DOT, *case[1:])),
     ),
 )
-def test_against_float64(name: str, m: int, dtype: torch.dtype, device: str) -> None:
+def test_against_float64(name, m, dtype, device):
     torch.manual_seed(m)
     tiling = (VECTOR | DOT)[name]
     # 72 columns are no multiple of a step, 19 and 5 rows no multiple of a tile, and 5 are fewer than one.
@@ -71,28 +70,28 @@ def test_against_float64(name: str, m: int, dtype: torch.dtype, device: str) -> 
 
 
 @pytest.mark.parametrize("name", ["registers", "dot, split"])
-def test_columns_that_are_whole_steps(name: str, device: str) -> None:
+def test_columns_that_are_whole_steps(name, device):
     torch.manual_seed(0)
     x = dense_in_nan(2, 96, torch.float32, device)
     w = dense_in_nan(21, 96, torch.float32, device)
     assert close(skinny_linear(x, w, tiling=(VECTOR | DOT)[name]), x.double() @ w.double().T)
 
 
-def test_the_shape_of_x_is_kept_and_the_twin_agrees(device: str) -> None:
+def test_the_shape_of_x_is_kept_and_the_twin_agrees(device):
     x, w, b = (torch.randn(*shape, device=device) for shape in ((2, 1, 16), (24, 16), (24,)))
     out = skinny_linear(x, w, b)
     assert out.shape == (2, 1, 24)
     torch.testing.assert_close(out, torch.nn.functional.linear(x, w, b), rtol=1e-5, atol=1e-5)
 
 
-def test_an_early_launch_is_ignored_where_there_is_none(device: str) -> None:
+def test_an_early_launch_is_ignored_where_there_is_none(device):
     x, w = torch.randn(1, 16, device=device), torch.randn(8, 16, device=device)
     early = skinny_linear(x, w, tiling=Tiling("vector", 4, 16, pdl=True))
     assert torch.equal(early, skinny_linear(x, w, tiling=Tiling("vector", 4, 16)))
 
 
 @pytest.mark.parametrize("name", ["registers, split", "dot, split"])
-def test_a_split_product_gives_the_same_bits_and_leaves_its_tickets_at_zero(name: str, device: str) -> None:
+def test_a_split_product_gives_the_same_bits_and_leaves_its_tickets_at_zero(name, device):
     torch.manual_seed(0)
     x, w = torch.randn(2, 72, device=device), torch.randn(19, 72, device=device)
     tiling = (VECTOR | DOT)[name]
@@ -102,15 +101,15 @@ def test_a_split_product_gives_the_same_bits_and_leaves_its_tickets_at_zero(name
     assert torch.equal(first, skinny_linear(x, w, tiling=tiling))
 
 
-def test_one_launch_for_three_weights(device: str) -> None:
+def test_one_launch_for_three_weights(device):
     x, w = torch.randn(1, 16, device=device), torch.randn(8, 16, device=device)
     with record() as launches:
         skinny_linear_many(x, (w, w, w))
     assert [launch.name for launch in launches] == ["skinny_linear_vector"]
 
 
-def test_what_is_refused(device: str) -> None:
-    def zeros(*shape: int) -> Tensor:
+def test_what_is_refused(device):
+    def zeros(*shape):
         return torch.zeros(*shape, device=device)
 
     x, w = zeros(2, 16), zeros(8, 16)
@@ -130,7 +129,7 @@ def test_what_is_refused(device: str) -> None:
             skinny_linear_many(rows, weights, biases, tiling)
 
 
-def test_supports() -> None:
+def test_supports():
     rejected = {
         (17, 4096, 4096, "bfloat16"): "rows",
         (0, 4096, 4096, "bfloat16"): "rows",
@@ -142,7 +141,7 @@ def test_supports() -> None:
 
 
 @given(st.integers(1, M_MAX), st.integers(1, 160_000), st.integers(1, 2048).map(lambda k: 8 * k))
-def test_the_chosen_tiling_can_run(m: int, n: int, k: int) -> None:
+def test_the_chosen_tiling_can_run(m, n, k):
     tiling = config(m, n, k)
     assert tiling.kind == "dot" or m <= 4
     assert all(b & (b - 1) == 0 for b in (tiling.block_n, tiling.block_k, tiling.warps))
@@ -152,14 +151,14 @@ def test_the_chosen_tiling_can_run(m: int, n: int, k: int) -> None:
 
 
 @given(st.integers(1, 64), st.integers(1, 16))
-def test_no_split_is_empty(steps: int, splits: int) -> None:
+def test_no_split_is_empty(steps, splits):
     used = splits_used(Tiling("vector", 4, 32, splits), 32 * steps)
     assert 1 <= used <= splits
     each = -(-steps // used)
     assert (used - 1) * each < steps <= used * each
 
 
-def test_a11_t1_bfloat16_is_refused_where_the_interpreter_would_multiply_its_bits(device: str) -> None:
+def test_a11_t1_bfloat16_is_refused_where_the_interpreter_would_multiply_its_bits(device):
     if device == "cuda":
         pytest.skip("Compiled kernels multiply bfloat16 as numbers.")
     x = torch.ones(5, 16, dtype=torch.bfloat16)

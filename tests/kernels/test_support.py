@@ -1,7 +1,6 @@
 """What the attention kernels accept, and the words of what they do not."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -28,7 +27,7 @@ QWEN = AttentionNeeds(KV_FORMATS["int8_sym"], 32, 8, 128, 128, 16, "bfloat16", "
         {"device": "cpu", "interpreter": True},
     ],
 )
-def test_what_is_accepted(change: dict[str, Any]) -> None:
+def test_what_is_accepted(change):
     assert supports(replace(QWEN, **change)) == Accepted()
 
 
@@ -54,14 +53,14 @@ def test_what_is_accepted(change: dict[str, Any]) -> None:
         ({"softcap": float("nan")}, "softcap", "nan"),
     ],
 )
-def test_what_is_rejected_and_in_which_words(change: dict[str, Any], reason: str, words: str) -> None:
+def test_what_is_rejected_and_in_which_words(change, reason, words):
     answer = supports(replace(QWEN, **change))
     assert isinstance(answer, Rejected)
     assert answer.reason == reason
     assert words in answer.sentence
 
 
-def test_the_resolver_and_the_kernels_speak_of_the_same_answers() -> None:
+def test_the_resolver_and_the_kernels_speak_of_the_same_answers():
     assert decision.Accepted is support.Accepted
     assert decision.Rejected is support.Rejected
 
@@ -69,9 +68,7 @@ def test_the_resolver_and_the_kernels_speak_of_the_same_answers() -> None:
 @pytest.mark.parametrize(
     ("value", "due"), [("1", True), ("true", True), ("ON", True), ("0", False), ("", False), (None, False)]
 )
-def test_the_interpreter_is_told_as_triton_tells_it(
-    monkeypatch: pytest.MonkeyPatch, value: str | None, due: bool
-) -> None:
+def test_the_interpreter_is_told_as_triton_tells_it(monkeypatch, value, due):
     if value is None:
         monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     else:

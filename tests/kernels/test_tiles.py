@@ -33,7 +33,7 @@ def bfloat16_and_back(x_ptr, out_ptr, back_ptr, N: tl.constexpr):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_a11_t1_products_of_small_integers_are_exact(dtype: torch.dtype, device: str) -> None:
+def test_a11_t1_products_of_small_integers_are_exact(dtype, device):
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randint(-2, 3, (16, 16), generator=generator) for _ in range(2))
     out = torch.empty(16, 16, device=device)
@@ -42,14 +42,14 @@ def test_a11_t1_products_of_small_integers_are_exact(dtype: torch.dtype, device:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_a11_every_e4m3_code_has_its_value_and_nan_stays_nan(dtype: torch.dtype, device: str) -> None:
+def test_a11_every_e4m3_code_has_its_value_and_nan_stays_nan(dtype, device):
     codes = torch.arange(256, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
     out = torch.empty(256, dtype=dtype, device=device)
     codes_of[(1,)](codes, out, 256)
     assert torch.equal(out.nan_to_num(nan=1e3), codes.float().nan_to_num(nan=1e3).to(dtype))
 
 
-def test_a11_bfloat16_is_rounded_to_nearest_even_and_keeps_nan(device: str) -> None:
+def test_a11_bfloat16_is_rounded_to_nearest_even_and_keeps_nan(device):
     x = torch.randn(256, generator=torch.Generator().manual_seed(0)).to(device) * 3.0
     x[:6] = torch.tensor([1.00390625, 1.01171875, float("nan"), float("inf"), -0.0, 3.4e38], device=device)
     out = torch.empty(256, dtype=torch.bfloat16, device=device)
@@ -60,7 +60,7 @@ def test_a11_bfloat16_is_rounded_to_nearest_even_and_keeps_nan(device: str) -> N
     assert torch.equal(back.nan_to_num(nan=7.0), wanted.float().nan_to_num(nan=7.0))
 
 
-def test_execution_precision_by_format_and_dtype() -> None:
+def test_execution_precision_by_format_and_dtype():
     assert execution(KV_FORMATS["native"], torch.bfloat16) == "bfloat16 x bfloat16 -> float32"
     assert execution(KV_FORMATS["int8_sym"], torch.bfloat16) == "float16 x float16 -> float32"
     assert execution(KV_FORMATS["fp8_e4m3_static"], torch.float16) == "float16 x float16 -> float32"
@@ -77,9 +77,7 @@ def test_execution_precision_by_format_and_dtype() -> None:
         ("prefill", "fp8_e4m3", "float16", ["f32.f16.f16"]),
     ],
 )
-def test_the_instructions_are_what_execution_states(
-    kernel: str, fmt: str, dtype: str, products: list[str]
-) -> None:
+def test_the_instructions_are_what_execution_states(kernel, fmt, dtype, products):
     assert compiled("attention", kernel, fmt, dtype) == products
     stated = {"bfloat16": ["f32.bf16.bf16"], "float16": ["f32.f16.f16"], "float32": []}
     assert stated[execution(KV_FORMATS[fmt], getattr(torch, dtype)).split(" x ")[0]] == products
@@ -87,5 +85,5 @@ def test_the_instructions_are_what_execution_states(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fmt", KV_FORMATS)
-def test_write_and_gather_compile_under_the_names_that_are_recorded(fmt: str) -> None:
+def test_write_and_gather_compile_under_the_names_that_are_recorded(fmt):
     assert compiled("kv", fmt) == {f"kv_write_{fmt}": 0, f"kv_gather_{fmt}": 0}

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from kvbench_kernels.gemm.blockwise import BLOCK, quantize_blocks, scale_shape
 from kvbench_kernels.gemm.w8a16 import Tiling, config, supports_w8a16, w8a16
@@ -41,7 +40,7 @@ ROWS = (1, 7, 8, 9, 16, 31, 32, 33, 63, 64)
 Case = tuple[str, int, int, int, torch.dtype]
 
 
-def programs(case: Case) -> float:
+def programs(case):
     """How long the interpreter takes, about."""
     name, m, n, k, _ = case
     tiling = TILINGS[name]
@@ -52,7 +51,7 @@ def programs(case: Case) -> float:
     )
 
 
-def cases() -> list[Case]:
+def cases():
     """Every tiling with every shape, every number of rows with both kernels that swap and do not, dtypes in
     turn.
     """
@@ -73,23 +72,21 @@ def cases() -> list[Case]:
     )
 
 
-def poisoned(rows: int, columns: int, dtype: torch.dtype, device: str) -> Tensor:
+def poisoned(rows, columns, dtype, device):
     """[rows, columns] of NaN in the middle of a larger NaN tensor, so that its rows lie apart."""
     return torch.full((rows + 2, columns + 16), torch.nan, dtype=dtype, device=device)[1:-1, :columns]
 
 
-def made_x(m: int, k: int, dtype: torch.dtype, device: str) -> Tensor:
+def made_x(m, k, dtype, device):
     return poisoned(m, k, dtype, device).copy_(torch.randn(m, k, device=device))
 
 
-def made_weight(
-    n: int, k: int, device: str, scale_dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
+def made_weight(n, k, device, scale_dtype=torch.float32):
     codes, scales = quantize_blocks(torch.randn(n, k, device=device) / k**0.5)
     return codes, scales.to(scale_dtype)
 
 
-def exact_of(x: Tensor, codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+def exact_of(x, codes, scales):
     """The float64 product, and the product of the magnitudes."""
     n, k = codes.shape
     wide = scales.double().repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
@@ -97,7 +94,7 @@ def exact_of(x: Tensor, codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     return x.double() @ w.T, x.double().abs() @ w.abs().T
 
 
-def check(out: Tensor, exact: Tensor, magnitude: Tensor, k: int) -> None:
+def check(out, exact, magnitude, k):
     """Half a last place of out's dtype, and what K additions (one rounding a scale, two a bias) lose in
     float32.
     """
@@ -110,7 +107,7 @@ def check(out: Tensor, exact: Tensor, magnitude: Tensor, k: int) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, tiling in TILINGS.items() if tiling.kind == "dot"])
-def test_a16_t3_9_rows_in_a_tile_of_16_leave_the_others_alone(name: str, device: str) -> None:
+def test_a16_t3_9_rows_in_a_tile_of_16_leave_the_others_alone(name, device):
     rows = made_x(16, 256, torch.float16, device)
     rows[9:] = torch.nan  # what lies behind x in memory
     codes, scales = made_weight(192, 256, device)
@@ -121,7 +118,7 @@ def test_a16_t3_9_rows_in_a_tile_of_16_leave_the_others_alone(name: str, device:
 
 
 @pytest.mark.parametrize(("name", "m", "n", "k", "dtype"), cases())
-def test_against_float64(name: str, m: int, n: int, k: int, dtype: torch.dtype, device: str) -> None:
+def test_against_float64(name, m, n, k, dtype, device):
     torch.manual_seed(m + n + k)
     scale_dtype = (torch.float32, torch.bfloat16, torch.float16)[(m + n) % 3]
     x = made_x(m, k, dtype, device)
@@ -146,7 +143,7 @@ def test_against_float64(name: str, m: int, n: int, k: int, dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("name", TILINGS)
-def test_powers_of_two_are_exact(name: str, device: str) -> None:
+def test_powers_of_two_are_exact(name, device):
     torch.manual_seed(0)
     m, n, k = 3, 300 if device == "cuda" else 136, 320
     x = torch.randint(-4, 5, (m, k), device=device).to(torch.bfloat16)
@@ -161,7 +158,7 @@ def test_powers_of_two_are_exact(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("name", TILINGS)
-def test_every_code_comes_out_as_its_value(name: str, dtype: torch.dtype, device: str) -> None:
+def test_every_code_comes_out_as_its_value(name, dtype, device):
     # 256 rows of one code and 127 zeros; the row of x that is one at the code's column gives it back.
     codes = torch.zeros(256, 128, dtype=torch.uint8, device=device)
     codes[:, 37] = torch.arange(256, device=device)
@@ -177,7 +174,7 @@ def test_every_code_comes_out_as_its_value(name: str, dtype: torch.dtype, device
 
 
 @pytest.mark.parametrize("name", TILINGS)
-def test_a13_t2_each_block_has_its_own_scale(name: str, device: str) -> None:
+def test_a13_t2_each_block_has_its_own_scale(name, device):
     # 1000 rows are 8 blocks, the last of 104: 128 * (2^0 + .. + 2^6) + 104 * 2^7 = 29,568. The interpreter
     # takes 3 blocks.
     count = 8 if device == "cuda" else 3
@@ -197,7 +194,7 @@ def test_a13_t2_each_block_has_its_own_scale(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["registers", "ring", "dot", "swap"])
-def test_a_scale_beyond_16_bits_still_counts(name: str, device: str) -> None:
+def test_a_scale_beyond_16_bits_still_counts(name, device):
     # 2^-100 and 2^100 leave float16, and 1 + 2^-20 is no bfloat16: only a float32 scale gives these products.
     codes = torch.ones(1, 384, device=device).to(torch.float8_e4m3fn)
     x = torch.zeros(3, 384, dtype=torch.float16, device=device)
@@ -212,7 +209,7 @@ def test_a_scale_beyond_16_bits_still_counts(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["registers, split", "dot", "swap"])
-def test_blocks_of_zeros_and_an_amax_in_the_tail(name: str, device: str) -> None:
+def test_blocks_of_zeros_and_an_amax_in_the_tail(name, device):
     w = torch.zeros(192, 192, device=device)
     w[191, 191] = -448.0  # the last element of the last, smaller block decides its scale alone
     w[0, 0] = 3.5
@@ -224,7 +221,7 @@ def test_blocks_of_zeros_and_an_amax_in_the_tail(name: str, device: str) -> None
 
 
 @pytest.mark.parametrize("name", ["registers, split", "ring, split", "dot, split", "swap, split"])
-def test_a_split_product_gives_the_same_bits_and_leaves_its_tickets_at_zero(name: str, device: str) -> None:
+def test_a_split_product_gives_the_same_bits_and_leaves_its_tickets_at_zero(name, device):
     torch.manual_seed(0)
     x, (codes, scales) = made_x(2, 1024, torch.bfloat16, device), made_weight(100, 1024, device)
     first = w8a16(x, codes, scales, tiling=TILINGS[name])
@@ -233,7 +230,7 @@ def test_a_split_product_gives_the_same_bits_and_leaves_its_tickets_at_zero(name
     assert torch.equal(first, w8a16(x, codes, scales, tiling=TILINGS[name]))
 
 
-def test_what_is_refused(device: str) -> None:
+def test_what_is_refused(device):
     x = torch.zeros(2, 128, dtype=torch.float16, device=device)
     codes, scales = made_weight(200, 128, device)
     zeros = {"dtype": torch.float16, "device": device}
@@ -259,13 +256,13 @@ def test_what_is_refused(device: str) -> None:
             w8a16(*arguments)
 
 
-def test_float32_has_no_tensor_cores(device: str) -> None:
+def test_float32_has_no_tensor_cores(device):
     if device == "cuda":
         with pytest.raises(ValueError, match="not float32"):
             w8a16(torch.zeros(1, 128, device=device), *made_weight(8, 128, device), tiling=DOT["dot"])
 
 
-def test_supports() -> None:
+def test_supports():
     rejected = {
         (129, 4096, 4096, "bfloat16"): "rows",
         (0, 4096, 4096, "bfloat16"): "rows",
@@ -283,7 +280,7 @@ def test_supports() -> None:
 
 
 @given(st.integers(1, 160_000), st.integers(1, 1024).map(lambda k: 16 * k))
-def test_the_chosen_tiling_can_run(n: int, k: int) -> None:
+def test_the_chosen_tiling_can_run(n, k):
     for m in range(1, M_MAX + 1):
         tiling = config(m, n, k)
         assert tiling.kind == "dot" or m <= 4
@@ -294,7 +291,7 @@ def test_the_chosen_tiling_can_run(n: int, k: int) -> None:
         assert tiling.block_n <= 128 or tiling.kind == "dot"
 
 
-EXPECTED: list[tuple[int, Tiling, list[str]]] = [
+EXPECTED = [
     (1, Tiling("vector", 8, 1024, stages=3), []),
     (4, Tiling("vector", 4, 512, warps=2), []),
     (16, Tiling("dot", 32, 128, warps=2, stages=4, cvt=False), ["mma.sync m16n8k16"]),
@@ -307,5 +304,5 @@ EXPECTED: list[tuple[int, Tiling, list[str]]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize(("m", "tiling", "mma"), EXPECTED, ids=str)
-def test_what_is_compiled_for_an_h200(m: int, tiling: Tiling, mma: list[str], dtype: str) -> None:
+def test_what_is_compiled_for_an_h200(m, tiling, mma, dtype):
     assert compiled("w8a16", m, dtype, vars(tiling)) == {"mma": mma, "local": 0, "stack": 0}

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from kvbench_kernels.gemm.activation import quantize_activation
 from kvbench_kernels.gemm.blockwise import (
@@ -42,7 +41,7 @@ SHAPES = [(100, 128), (192, 192), (576, 576)]
 ROWS = (1, 7, 8, 9, 16, 31, 32, 33, 63, 64, 65, 130)
 
 
-def operands(m: int, n: int, k: int, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def operands(m, n, k, device):
     """Random codes and scales: x's, then the weight's. Every block has a scale of its own."""
     torch.manual_seed(m * n + k)
     x = torch.randn(m, k, device=device) * torch.logspace(-1, 1, m, device=device)[:, None]
@@ -50,7 +49,7 @@ def operands(m: int, n: int, k: int, device: str) -> tuple[Tensor, Tensor, Tenso
     return *quantize_activation(x), *quantize_blocks(w)
 
 
-def exact(codes_x: Tensor, scales_x: Tensor, codes_w: Tensor, scales_w: Tensor) -> tuple[Tensor, Tensor]:
+def exact(codes_x, scales_x, codes_w, scales_w):
     """In float64: the product of the dequantized operands, and that of their magnitudes."""
     n, k = codes_w.shape
     x = e4m3_to_float(codes_x).double() * scales_x.double().repeat_interleave(BLOCK, 1)[:, :k]
@@ -59,7 +58,7 @@ def exact(codes_x: Tensor, scales_x: Tensor, codes_w: Tensor, scales_w: Tensor) 
     return x @ w.t(), x.abs() @ w.abs().t()
 
 
-def assert_close(out: Tensor, value: Tensor, magnitude: Tensor, device: str) -> None:
+def assert_close(out, value, magnitude, device):
     """Within the sums' rounding of the float64 value, and one rounding to out's dtype.
 
     A tensor core cuts what is added in a block of 128 (4 instructions of 32) to at least 13 bits below the
@@ -78,7 +77,7 @@ def assert_close(out: Tensor, value: Tensor, magnitude: Tensor, device: str) -> 
     ("m", "n", "k"),
     cover([(m, *shape) for shape in SHAPES for m in ROWS], lambda case: (case[0], case[1:]), math.prod),
 )
-def test_chosen_tiling_against_float64(m: int, n: int, k: int, device: str) -> None:
+def test_chosen_tiling_against_float64(m, n, k, device):
     four = operands(m, n, k, device)
     value, magnitude = exact(*four)
     assert_close(w8a8(*four, None, torch.float32), value, magnitude, device)
@@ -92,7 +91,7 @@ def test_chosen_tiling_against_float64(m: int, n: int, k: int, device: str) -> N
         lambda case: math.prod(case[1:]) ** 0.5,
     ),
 )
-def test_every_kind_of_tiling_against_float64(name: str, m: int, n: int, k: int, device: str) -> None:
+def test_every_kind_of_tiling_against_float64(name, m, n, k, device):
     four = operands(m, n, k, device)
     value, magnitude = exact(*four)
     bias = torch.randn(n, device=device)
@@ -104,7 +103,7 @@ def test_every_kind_of_tiling_against_float64(name: str, m: int, n: int, k: int,
 
 
 @pytest.mark.parametrize("name", TILINGS)
-def test_powers_of_two_are_exact_and_every_scale_is_its_own(name: str, device: str) -> None:
+def test_powers_of_two_are_exact_and_every_scale_is_its_own(name, device):
     m, n, k = (70, 300, 576) if device == "cuda" else (18, 140, 320)
     torch.manual_seed(0)
     # A 1 in each block of a row of x, powers of two in w: each output is a sum of few powers of two, whole in
@@ -122,7 +121,7 @@ def test_powers_of_two_are_exact_and_every_scale_is_its_own(name: str, device: s
     assert torch.equal(w8a8(*four, None, torch.float32, TILINGS[name]).double(), value)
 
 
-def test_every_code_of_the_weight_and_of_x(device: str) -> None:
+def test_every_code_of_the_weight_and_of_x(device):
     codes = torch.arange(256, dtype=torch.int32, device=device).to(torch.uint8)
     number = (codes & 0x7F) != 0x7F
     values = codes[number].view(torch.float8_e4m3fn).float()
@@ -150,7 +149,7 @@ def test_every_code_of_the_weight_and_of_x(device: str) -> None:
             assert torch.equal(out, expected)
 
 
-def test_a_nan_code_stays_in_its_row_and_column(device: str) -> None:
+def test_a_nan_code_stays_in_its_row_and_column(device):
     codes_x, scales_x, codes_w, scales_w = operands(9, 100, 192, device)
     codes_x.view(torch.uint8)[3, 150] = 0x7F
     codes_w.view(torch.uint8)[77, 2] = 0xFF
@@ -165,7 +164,7 @@ def test_a_nan_code_stays_in_its_row_and_column(device: str) -> None:
     ("name", "m"),
     cover(itertools.product(TILINGS, (1, 7, 33, 65)), lambda case: case, lambda case: case[1] ** 0.5),
 )
-def test_a16_t3_rows_beyond_the_last_are_not_written_and_do_not_count(name: str, m: int, device: str) -> None:
+def test_a16_t3_rows_beyond_the_last_are_not_written_and_do_not_count(name, m, device):
     codes_x, scales_x, codes_w, scales_w = operands(132, 100, 192, device)
     clean = w8a8(codes_x[:m], scales_x[:m], codes_w, scales_w, None, torch.float16, TILINGS[name])
     codes_x.view(torch.uint8)[m:] = 0x7F
@@ -186,7 +185,7 @@ def test_a16_t3_rows_beyond_the_last_are_not_written_and_do_not_count(name: str,
 @pytest.mark.parametrize(
     ("dtype", "name"), grid([torch.bfloat16, torch.float16], ["descriptors", "halves", "swap"])
 )
-def test_scales_of_16_bits(name: str, dtype: torch.dtype, device: str) -> None:
+def test_scales_of_16_bits(name, dtype, device):
     codes_x, scales_x, codes_w, scales_w = operands(9, 300, 192, device)
     narrow = scales_w.to(dtype)
     out = w8a8(codes_x, scales_x, codes_w, narrow, None, torch.float32, TILINGS[name])
@@ -196,13 +195,13 @@ def test_scales_of_16_bits(name: str, dtype: torch.dtype, device: str) -> None:
 
 
 @pytest.mark.parametrize("name", TILINGS)
-def test_the_same_bits_on_every_call(name: str, device: str) -> None:
+def test_the_same_bits_on_every_call(name, device):
     four = operands(33, 100, 576, device)
     first = w8a8(*four, None, torch.float32, TILINGS[name])
     assert torch.equal(first, w8a8(*four, None, torch.float32, TILINGS[name]))
 
 
-def test_operands_at_odd_addresses(device: str) -> None:
+def test_operands_at_odd_addresses(device):
     codes_x, scales_x, codes_w, scales_w = operands(9, 100, 192, device)
     room = torch.zeros(9 * 192 + 1, dtype=torch.uint8, device=device)
     moved = room[1:].view(9, 192).copy_(codes_x.view(torch.uint8)).view(torch.float8_e4m3fn)
@@ -212,7 +211,7 @@ def test_operands_at_odd_addresses(device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_linear_layer_agrees_with_its_twin(dtype: torch.dtype, device: str) -> None:
+def test_a_linear_layer_agrees_with_its_twin(dtype, device):
     torch.manual_seed(0)
     x = torch.randn(33, 192, device=device).to(dtype)
     codes, scales = quantize_blocks(torch.randn(100, 192, device=device))
@@ -228,13 +227,13 @@ def test_a_linear_layer_agrees_with_its_twin(dtype: torch.dtype, device: str) ->
     assert w8a8_torch(*quantize_activation(x), codes, scales, None, dtype).dtype == dtype
 
 
-def test_no_rows(device: str) -> None:
+def test_no_rows(device):
     codes, scales = quantize_blocks(torch.randn(100, 192, device=device))
     out = w8a8(*quantize_activation(torch.randn(0, 192, device=device)), codes, scales, None, torch.float32)
     assert out.shape == (0, 100)
 
 
-def test_what_is_refused(device: str) -> None:
+def test_what_is_refused(device):
     codes_x, scales_x, codes_w, scales_w = operands(8, 100, 192, device)
 
     given = {
@@ -263,10 +262,10 @@ def test_what_is_refused(device: str) -> None:
         ("has no kernel", {"tiling": Tiling(64, 256, swap=True)}),
     ):
         with pytest.raises(ValueError, match=words):
-            w8a8(**{**given, **changed})  # type: ignore[arg-type]
+            w8a8(**{**given, **changed})
 
 
-def test_supports() -> None:
+def test_supports():
     rejected = {
         (0, 4096, 4096, "bfloat16"): "rows",
         (1, 4096, 4096, "float32"): "dtype",
@@ -277,7 +276,7 @@ def test_supports() -> None:
 
 
 @given(st.integers(1, 20_000), st.integers(1, 160_000), st.integers(1, 1024).map(lambda k: 16 * k))
-def test_the_chosen_tiling_can_run(m: int, n: int, k: int) -> None:
+def test_the_chosen_tiling_can_run(m, n, k):
     tiling = config(m, n, k)
     assert tiling.block_m in (BLOCKS_M if tiling.swap else (64, 128))
     assert tiling.block_n in (BLOCKS_N[:2] if tiling.swap else BLOCKS_N)
@@ -288,7 +287,7 @@ def test_the_chosen_tiling_can_run(m: int, n: int, k: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_tensor_cores_multiply_the_codes_and_nothing_is_spilled() -> None:
+def test_the_tensor_cores_multiply_the_codes_and_nothing_is_spilled():
     facts = compiled("w8a8")
     assert set(facts) == {"128x128", "64x128 split", "64x64 swap", "32x64 swap pointers"}
     for name, (products, stack) in facts.items():

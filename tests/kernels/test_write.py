@@ -2,11 +2,9 @@
 
 import itertools
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvbench.formats.kv import KV_FORMATS
 from kvbench_kernels.attention.reference import paged_write_torch
@@ -25,11 +23,11 @@ STATIC = ("int8_static", "fp8_e4m3_static")
 E4M3 = ("fp8_e4m3", "fp8_e4m3_static")
 
 
-def slots_of(device: str, *slots: int) -> Tensor:
+def slots_of(device, *slots):
     return torch.tensor(slots, dtype=torch.int64, device=device)
 
 
-def stored(fmt: str, x: Tensor, scale: float = 1.0) -> tuple[list[int], list[int]]:
+def stored(fmt, x, scale=1.0):
     """Bytes of one row x [D] written to slot 0 as K, and the counts of K alone."""
     pool = make_pool(fmt, str(x.device), pages=1, heads=1, page_size=1, dim=len(x), scale=(scale, scale))
     row = x.view(1, 1, -1)
@@ -51,9 +49,7 @@ GEOMETRIES = [
 
 
 @pytest.mark.parametrize(("fmt", "dtype", "geometry"), grid(FORMATS, DTYPES, GEOMETRIES), ids=str)
-def test_stored_bytes_are_the_torch_quantizers(
-    device: str, fmt: str, dtype: torch.dtype, geometry: tuple[int, int, int, int]
-) -> None:
+def test_stored_bytes_are_the_torch_quantizers(device, fmt, dtype, geometry):
     tokens, (heads, dim, value_dim, page_size) = 5, geometry
     k = hard_rows(tokens, heads, dim, dtype, device, seed=1)
     v = hard_rows(tokens, heads, value_dim, dtype, device, seed=2)
@@ -68,9 +64,7 @@ def test_stored_bytes_are_the_torch_quantizers(
 
 # A part of a large tile, one or two whole ones, and a rest.
 @pytest.mark.parametrize(("fmt", "tokens"), grid(FORMATS, [1, 16, 19]))
-def test_large_tiles_store_the_same_bytes(
-    device: str, fmt: str, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_tiles_store_the_same_bytes(device, fmt, tokens, monkeypatch):
     """Those of a prompt: more elements a program than the few rows of a decode step are given."""
     monkeypatch.setattr("kvbench_kernels.kv.write.MANY", 1)
     sizes = {"pages": 4, "heads": 2, "page_size": 8, "dim": 64, "value_dim": 128}
@@ -83,7 +77,7 @@ def test_large_tiles_store_the_same_bytes(
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_each_slot_holds_its_own_token(device: str, fmt: str) -> None:
+def test_each_slot_holds_its_own_token(device, fmt):
     """Against the quantizer itself, row by row: the twin's indexing is not trusted here."""
     k, v = (hard_rows(3, 2, 64, torch.float32, device, seed=s) for s in (4, 5))
     pool = make_pool(fmt, device)
@@ -110,9 +104,7 @@ def test_each_slot_holds_its_own_token(device: str, fmt: str) -> None:
 @pytest.mark.parametrize(
     ("fmt", "scale", "dtype"), grid(STATIC, [1.0, 0.0371], [torch.bfloat16, torch.float16]), ids=str
 )
-def test_every_16_bit_number_under_a_static_scale(
-    device: str, fmt: str, scale: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_16_bit_number_under_a_static_scale(device, fmt, scale, dtype, monkeypatch):
     if device == "cpu":
         monkeypatch.setattr(
             "kvbench_kernels.kv.write.SMALL_TILE", 2**14
@@ -129,7 +121,7 @@ def test_every_16_bit_number_under_a_static_scale(
 
 
 @pytest.mark.parametrize("fmt", QUANTIZED)
-def test_any_float32_pattern(device: str, fmt: str) -> None:
+def test_any_float32_pattern(device, fmt):
     generator = torch.Generator().manual_seed(6)
     bits = torch.randint(-(2**31), 2**31, (2, 64, 2, 64), generator=generator).to(torch.int32)
     k, v = bits.view(torch.float32).to(device)
@@ -145,7 +137,7 @@ def test_any_float32_pattern(device: str, fmt: str) -> None:
 
 
 @pytest.mark.parametrize(("fmt", "ties"), [("int8_sym", 127), ("fp8_e4m3", 448)])
-def test_ties_go_to_the_even_code(device: str, fmt: str, ties: int) -> None:
+def test_ties_go_to_the_even_code(device, fmt, ties):
     """With the largest element `ties` the scale is exactly 1."""
     x = torch.tensor(
         [ties, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 17, 19, 126.5], dtype=torch.float32, device=device
@@ -172,7 +164,7 @@ def test_ties_go_to_the_even_code(device: str, fmt: str, ties: int) -> None:
         (0.0, 0x0001),
     ],
 )
-def test_int8_scale_is_rounded_up_to_fp16(device: str, amax: float, bits: int) -> None:
+def test_int8_scale_is_rounded_up_to_fp16(device, amax, bits):
     pool = make_pool("int8_sym", device, pages=1, heads=1, page_size=1)
     x = torch.full((1, 1, 64), -amax, device=device)
     paged_write(pool.cache, x, x, slots_of(device, 0), pool.health)
@@ -182,7 +174,7 @@ def test_int8_scale_is_rounded_up_to_fp16(device: str, amax: float, bits: int) -
     assert pool.health.tolist() == [0, 0, 2 if amax > 127.0 * 65504 else 0]
 
 
-def test_subnormal_bfloat16_keeps_its_value(device: str) -> None:
+def test_subnormal_bfloat16_keeps_its_value(device):
     x = torch.tensor([1, 2, 16, 127, 64], dtype=torch.int16, device=device).view(torch.bfloat16)
     pool = make_pool("fp8_e4m3_static", device, pages=1, heads=1, page_size=1, dim=5, scale=(2.0**-133, 1.0))
     row = x.view(1, 1, 5)
@@ -195,7 +187,7 @@ def test_subnormal_bfloat16_keeps_its_value(device: str) -> None:
 # Which rows are written, and what is counted
 
 
-def test_rows_with_a_negative_slot_are_neither_stored_nor_counted(device: str) -> None:
+def test_rows_with_a_negative_slot_are_neither_stored_nor_counted(device):
     x = torch.full((2, 2, 64), math.nan, device=device)
     for fmt in FORMATS:
         pool = make_pool(fmt, device)
@@ -204,7 +196,7 @@ def test_rows_with_a_negative_slot_are_neither_stored_nor_counted(device: str) -
         assert pool.content() == before
 
 
-def test_nothing_is_launched_for_no_tokens(device: str) -> None:
+def test_nothing_is_launched_for_no_tokens(device):
     pool = make_pool("int8_sym", device)
     before = pool.content()
     x = torch.empty((0, 2, 64), device=device)
@@ -214,7 +206,7 @@ def test_nothing_is_launched_for_no_tokens(device: str) -> None:
     assert pool.content() == before
 
 
-def test_counts_are_added_to_what_is_there(device: str) -> None:
+def test_counts_are_added_to_what_is_there(device):
     pool = make_pool("int8_static", device, scale=(1.0, 2.0))
     pool.health += torch.tensor([100, 200, 300], device=device)
     k, v = (torch.zeros((2, 2, 64), device=device) for _ in range(2))
@@ -224,7 +216,7 @@ def test_counts_are_added_to_what_is_there(device: str) -> None:
     assert pool.health.tolist() == [100 + 3 + 1, 200 + 1 + 1, 300]
 
 
-def test_counts_of_rows_that_are_all_bad(device: str) -> None:
+def test_counts_of_rows_that_are_all_bad(device):
     """Two counts travel in one number inside a program; neither may run into the other."""
     pool = make_pool("fp8_e4m3_static", device, scale=(1.0, 1.0))
     x = torch.full((16, 2, 64), 1e6, device=device)
@@ -234,7 +226,7 @@ def test_counts_of_rows_that_are_all_bad(device: str) -> None:
     assert pool.health.tolist() == [half, half, 0]
 
 
-def test_native_pages_of_another_dtype_get_the_rounded_number(device: str) -> None:
+def test_native_pages_of_another_dtype_get_the_rounded_number(device):
     x = hard_rows(4, 2, 64, torch.float32, device)
     for dtype in (torch.bfloat16, torch.float32):
         pool = make_pool("native", device, dtype)
@@ -247,14 +239,14 @@ def test_native_pages_of_another_dtype_get_the_rounded_number(device: str) -> No
 # A06: E4M3 overflow and rounding
 
 
-def test_a06_t1_stored_overflow_saturates(device: str) -> None:
+def test_a06_t1_stored_overflow_saturates(device):
     x = torch.tensor([448.0, 449, 463.9, 464, 465, 480, 1000, -1000, 3e38], device=device)
     codes, health = stored("fp8_e4m3_static", x)
     assert codes == [0x7E] * 7 + [0xFE, 0x7E]
     assert health == [5, 0, 0]  # from above 464
 
 
-def test_a06_t2_subnormals_are_stored(device: str) -> None:
+def test_a06_t2_subnormals_are_stored(device):
     x = torch.tensor([2.0**-9, 1.5 * 2.0**-10, 2.0**-10, 0.00097, -(2.0**-9), -(2.0**-10)], device=device)
     codes, health = stored("fp8_e4m3_static", x)
     assert codes == [0x01, 0x01, 0x00, 0x00, 0x81, 0x80]
@@ -264,9 +256,7 @@ def test_a06_t2_subnormals_are_stored(device: str) -> None:
 @pytest.mark.parametrize(
     ("fmt", "bad", "dtype"), grid(QUANTIZED, [math.nan, math.inf, -math.inf], DTYPES), ids=str
 )
-def test_a06_t3_a_nonfinite_element_is_counted_and_never_laundered(
-    device: str, fmt: str, bad: float, dtype: torch.dtype
-) -> None:
+def test_a06_t3_a_nonfinite_element_is_counted_and_never_laundered(device, fmt, bad, dtype):
     x = torch.tensor([1.0, -2.0, bad, 3.0], dtype=dtype, device=device)
     codes, health = stored(fmt, x)
     assert health == [0, 1, 0]
@@ -279,7 +269,7 @@ def test_a06_t3_a_nonfinite_element_is_counted_and_never_laundered(
 
 
 @pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3"])
-def test_a08_t4_scales_and_payload_do_not_touch_each_other(device: str, fmt: str) -> None:
+def test_a08_t4_scales_and_payload_do_not_touch_each_other(device, fmt):
     """All tensors lie in one buffer with 64 bytes between them: payload alone or scales alone must not
     differ.
     """
@@ -303,9 +293,7 @@ def test_a08_t4_scales_and_payload_do_not_touch_each_other(device: str, fmt: str
 @pytest.mark.parametrize(
     ("fmt", "dtype"), cover(itertools.product(FORMATS, DTYPES), lambda case: case), ids=str
 )
-def test_a08_t5_strided_views_store_what_their_contiguous_copy_does(
-    device: str, fmt: str, dtype: torch.dtype
-) -> None:
+def test_a08_t5_strided_views_store_what_their_contiguous_copy_does(device, fmt, dtype):
     base = hard_rows(6, 6, 160, dtype, device)
     views = {
         "sliced": base[1:6, 1:3, 3:67],  # the storage offset breaks the alignment
@@ -326,7 +314,7 @@ def test_a08_t5_strided_views_store_what_their_contiguous_copy_does(
 # A12: offsets above 2^31
 
 
-def test_a12_t2_payload_above_2_to_the_31_elements(device: str) -> None:
+def test_a12_t2_payload_above_2_to_the_31_elements(device):
     heads, page_size, dim, pages = 8, 16, 128, 131_074
     k = address_space(pages, heads, page_size, dim, dtype=torch.int8, device=device)
     assert k[131_072].storage_offset() == 2**31
@@ -342,7 +330,7 @@ def test_a12_t2_payload_above_2_to_the_31_elements(device: str) -> None:
         assert raw(scale[page, :, offset]) == raw(expected.scales[i])
 
 
-def test_a12_t3_scales_above_2_to_the_31_elements(device: str) -> None:
+def test_a12_t3_scales_above_2_to_the_31_elements(device):
     heads, page_size, pages = 8, 16, 2**24 + 2
     k = address_space(pages, heads, page_size, 1, dtype=torch.int8, device=device)
     scale = address_space(pages, heads, page_size, dtype=torch.float16, device=device)
@@ -358,7 +346,7 @@ def test_a12_t3_scales_above_2_to_the_31_elements(device: str) -> None:
         assert raw(scale[page, :, offset]) == raw(expected.scales[i])
 
 
-def test_a12_t3_input_above_2_to_the_31_elements(device: str) -> None:
+def test_a12_t3_input_above_2_to_the_31_elements(device):
     storage = address_space(2**31 + 128, dtype=torch.float16, device=device)
     x = storage.as_strided((3, 2, 64), (2**30, 64, 1))
     x.copy_(hard_rows(9, 2, 64, torch.float16, device)[:3])  # the third is not zero
@@ -389,7 +377,7 @@ def test_a12_t3_input_above_2_to_the_31_elements(device: str) -> None:
     ],
 )
 @pytest.mark.parametrize("write", [paged_write, paged_write_torch])
-def test_what_does_not_fit_is_refused(write: Any, change: dict[str, Any], message: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_does_not_fit_is_refused(write, change, message):
     pool = make_pool("int8_sym", "cpu")
     given = {
         "k": torch.zeros(3, 2, 64),
@@ -404,7 +392,7 @@ def test_what_does_not_fit_is_refused(write: Any, change: dict[str, Any], messag
     assert not launches
 
 
-def test_native_takes_no_scale() -> None:
+def test_native_takes_no_scale():
     pool = make_pool("native", "cpu")
     x = torch.zeros(1, 2, 64)
     with pytest.raises(ValueError, match="'native' has no scales; k_scale must be None"):

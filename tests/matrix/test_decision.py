@@ -209,7 +209,7 @@ def test_the_request_of_a_cell_has_all_that_decides(monkeypatch):
         "compile": "off", "gemm": "w8a8",
     }  # fmt: skip
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert request_of({**CELL_KEYS, **asked}) == Request(**asked)  # type: ignore[arg-type]
+    assert request_of({**CELL_KEYS, **asked}) == Request(**asked)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert request_of({**CELL_KEYS, **asked}).interpreter
 

@@ -1,9 +1,7 @@
 """Tasks: each piece of work once, under a key that follows everything that decides its result."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -53,16 +51,16 @@ def test_options_are_expanded_in_declared_order_and_a_scalar_becomes_a_list(make
 
 def test_keys_follow_everything_that_decides_a_result(make, monkeypatch):
     text = "axes: {kv_format: native}\nrunners: {perplexity: {data: wikitext2, split: validation}}"
-    seen: list[tuple[str, str]] = []
+    seen = []
 
-    def keys(text: str = text, **kwargs: Any) -> tuple[str, ...]:
+    def keys(text=text, **kwargs):
         return tuple(task.key for task in make(text, **kwargs).tasks)
 
-    def data(name: str, split: str) -> str:
+    def data(name, split):
         seen.append((name, split))
         return "d1"
 
-    def absent(name: str, split: str) -> str:
+    def absent(name, split):
         raise NotAvailable("fetch it")
 
     different = {
@@ -81,7 +79,7 @@ def test_keys_follow_everything_that_decides_a_result(make, monkeypatch):
 
 
 def test_a_model_that_means_nothing_is_located(make):
-    def unknown(spec: Mapping[str, Any]) -> str:
+    def unknown(spec):
         raise UsageError(f"the model {spec['model']} is not known.")
 
     text = "axes:\n  kv_format: native\n  model: [smolm]\n"

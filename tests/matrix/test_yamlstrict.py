@@ -11,7 +11,7 @@ from kvbench.matrix.document import ConfigError
 from kvbench.matrix.yaml import Problems, load, parse, read, scalar
 
 
-def faults(text: str) -> str:
+def faults(text):
     """The whole message of a text that must not load."""
     with pytest.raises(UsageError) as caught:
         Problems(parse(text, "f.yaml")).raise_if_any()

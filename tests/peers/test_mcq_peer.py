@@ -6,17 +6,17 @@ import os
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks import mcq_peer as peer
-from kvbench.data.questions import QuestionSet, questions
+from kvbench.data.questions import questions
 from kvbench.matrix.cells import CELL_KEYS
 from kvbench.runners.text.prompts import LETTERS, TEMPLATES
 
 if TYPE_CHECKING:
-    from kvbench.engines.reference.load import LoadedModel
+    pass
 
 DATA = os.environ.get("KVBENCH_DATA_DIR")
 SPEC = {**CELL_KEYS, "model": "smollm2-135m-instruct", "device": "cpu", "dtype": "float32"}
@@ -33,13 +33,13 @@ pytestmark = [
 ]
 
 
-def data_of(folder: Path, task: str, subjects: int, limit: int) -> QuestionSet:
+def data_of(folder, task, subjects, limit):
     whole = questions(task, Path(DATA or ""))
     (folder / "peer").mkdir()
     return peer.write_data(folder / "own", task, peer.subset(whole, subjects, limit), whole)
 
 
-def assert_equal(loaded: LoadedModel, folder: Path, task: str, data: QuestionSet, shots: int) -> None:
+def assert_equal(loaded, folder, task, data, shots):
     """Equal ids and picks, log-probabilities within 1e-3, in batches of 1 and 4."""
     tasks = peer.peer_tasks(folder / "peer", task, data, shots, TEMPLATES[task].delimiter)
     ours = peer.scores_of(peer.own_measure(loaded, SPEC, task, folder / "own", shots))
@@ -54,7 +54,7 @@ def assert_equal(loaded: LoadedModel, folder: Path, task: str, data: QuestionSet
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Any:
+def tiny():
     from tests.factories.quality_tools import tiny_model
 
     return tiny_model(max_context=8192)

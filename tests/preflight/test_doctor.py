@@ -4,7 +4,6 @@ the collecting one, and this machine through both."""
 import json
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -29,13 +28,13 @@ SOUND = Facts(
 )  # fmt: skip
 
 
-def on(**changes: Any) -> Facts:
+def on(**changes):
     """The sound machine with a GPU."""
     env = {**ENVIRONMENT, "device": "cuda", "device_reason": "1 GPU(s) visible", "gpus": [{"name": "H200"}]}
     return replace(SOUND, environment=env, gpus=(replace(GPU, **changes),))
 
 
-def env(**changes: Any) -> Facts:
+def env(**changes):
     return replace(SOUND, environment={**ENVIRONMENT, **changes})
 
 
@@ -48,11 +47,11 @@ def test_a_sound_machine_has_nothing_to_mend(facts):
     assert [line for line in lines(facts) if line.state != OK or line.remedy] == []
 
 
-def package(name: str, version: str | None, wanted: str, fits: bool | None) -> Facts:
+def package(name, version, wanted, fits):
     return replace(SOUND, packages=(Package(name, version, wanted, fits),))
 
 
-def cache(**changes: Any) -> Facts:
+def cache(**changes):
     return replace(SOUND, cache={**SOUND.cache, **changes})
 
 
@@ -60,7 +59,7 @@ CPU_BUILD = {"gpus": [{"name": "H200"}], "device_reason": "torch 2.11+cpu is bui
 THROTTLED = {**STATE, "reasons": ["sw thermal", "sw power cap"]}
 NO_TRITON = replace(on(), environment={**on().environment, "packages": {"triton": None}})
 NO_THREADS = replace(env(omp_num_threads=None), free_cores=6.6)
-CASES: dict[str, tuple[Facts, str, str, str]] = {
+CASES = {
     "too new": (package("torch", "2.14.0", "<2.14", False), "torch", PROBLEM, "pip install 'torch<2.14'"),
     "missing": (package("scipy", None, ">=1.13", None), "scipy", PROBLEM, "pip install 'scipy>=1.13'"),
     "broken": (replace(SOUND, packages=(), torch_fault="OSError"), "torch", PROBLEM, "install it again"),
@@ -140,10 +139,10 @@ def test_packages_are_those_of_the_project():
 
 
 def test_a_gpu_is_read_without_a_context():
-    def refuses(*_: Any) -> Any:
+    def refuses(*_):
         raise RuntimeError("Not Supported")
 
-    answers: dict[str, Any] = {
+    answers = {
         "nvmlInit": lambda: None, "nvmlShutdown": lambda: None,
         "nvmlDeviceGetHandleByIndex": lambda i: f"handle {i}",
         "nvmlDeviceGetHandleByUUID": lambda uuid: {"GPU-aa": "handle 3"}[uuid],

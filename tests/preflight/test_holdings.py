@@ -4,8 +4,6 @@ import gzip
 import hashlib
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -19,14 +17,14 @@ NAME = "smollm2-135m-instruct"
 
 
 @pytest.fixture
-def call(tmp_path: Path) -> Any:
+def call(tmp_path):
     unset = {"KVBENCH_DATA_DIR": "", "KVBENCH_ALLOW_HUB": ""}
     where = {"KVBENCH_CACHE_DIR": str(tmp_path / "cache"), "COLUMNS": "200", **unset}
     return lambda *words, **env: CliRunner().invoke(app, [str(w) for w in words], env=where | env)
 
 
 @pytest.fixture
-def alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def alias(tmp_path, monkeypatch):
     """The alias with 4 bytes for its 98 MB; they are put where `fetch` would."""
     sha = hashlib.sha256(b"GGUF").hexdigest()
     small = Alias("p", "1", "", "x/model.gguf", 4, sha, ALIASES[NAME].config)
@@ -105,7 +103,7 @@ def test_a_mistake_is_a_sentence(call, words, said):
     assert said in result.output
 
 
-def lines_of(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
+def lines_of(folder, name, rows):
     folder.mkdir(parents=True, exist_ok=True)
     with gzip.open(folder / name, "wt", encoding="utf-8") as f:
         f.writelines(json.dumps(row) + "\n" for row in rows)
@@ -159,7 +157,7 @@ def test_wikitext_is_held_to_the_published_bytes(call, tmp_path, monkeypatch):
 
 
 def test_without_leave_nothing_is_fetched_and_verifying_never_does(call, monkeypatch):
-    asked: list[str] = []
+    asked = []
     monkeypatch.setattr(
         "kvbench.data.hub.rows_of", lambda task, part: asked.append(f"{task} {part}") or [ROW]
     )

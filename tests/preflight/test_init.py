@@ -6,7 +6,7 @@ import json
 import jsonschema
 import pytest
 import yaml
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from kvbench.cli.main import app
 from kvbench.formats.kv import KV_FORMATS
@@ -16,7 +16,7 @@ from kvbench.models.catalog import TINY
 QUANTIZED = [name for name, fmt in KV_FORMATS.items() if fmt.quantized]
 
 
-def call(*words: object) -> Result:
+def call(*words):
     return CliRunner().invoke(app, [str(w) for w in words], env={"COLUMNS": "200", "KVBENCH_DATA_DIR": ""})
 
 

@@ -1,7 +1,6 @@
 """`kvbench formats` and `kvbench backends`: the byte formulas' numbers, and the resolver's own reasons."""
 
 import json
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,15 +12,15 @@ from kvbench.matrix.resolve import BACKENDS
 from kvbench.preflight.capabilities import Shape, backend_rows
 
 
-def call(*words: str) -> Any:
+def call(*words):
     return CliRunner().invoke(app, list(words), env={"COLUMNS": "200", "TRITON_INTERPRET": ""})
 
 
-def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def by_name(rows):
     return {row["name"]: row for row in rows}
 
 
-def listed(*words: str) -> dict[str, dict[str, Any]]:
+def listed(*words):
     return by_name(json.loads(call(*words, "--json").stdout)["kv_formats"])
 
 

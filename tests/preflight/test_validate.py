@@ -3,11 +3,10 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from kvbench.cli.main import app
 from kvbench.models.catalog import TINY
@@ -23,12 +22,12 @@ runners: {storage: {}}
 GATE = "checks: [{metric: kv_bytes_difference, equals: 0}]\n"
 
 
-def validate(*words: object) -> Result:
+def validate(*words):
     env = {"COLUMNS": "200", "KVBENCH_DATA_DIR": "", "KVBENCH_ALLOW_HUB": ""}
     return CliRunner().invoke(app, ["validate", *map(str, words)], env=env)
 
 
-def found(tmp_path: Path, text: str = MATRIX, gate: str = "", *words: str) -> dict[str, Any]:
+def found(tmp_path, text=MATRIX, gate="", *words):
     """The first file's finding; the exit code is held to it."""
     (tmp_path / "m.yaml").write_text(text)
     more = []
@@ -37,7 +36,7 @@ def found(tmp_path: Path, text: str = MATRIX, gate: str = "", *words: str) -> di
         more = ["--gate", tmp_path / "g.yaml"]
     result = validate(tmp_path / "m.yaml", "--json", *more, *words)
     answer = json.loads(result.stdout)
-    first: dict[str, Any] = answer["files"][0]
+    first = answer["files"][0]
     assert result.exit_code == answer["exit_code"] == (2 if first["problems"] else 0)
     return first
 

@@ -42,7 +42,7 @@ def questions(n, base, own, limit="0.5"):
 
 
 # rule: (a table that breaks it, one that keeps it)
-CASES: dict[str, tuple[str, str]] = {
+CASES = {
     "unit_label": (SIZES + "kv_bytes_total,MB,3.44,\n", SIZES + "kv_bytes_total,MiB,3.44,\nkv_bytes_total,MB,3.60,\n"),
     "bytes_of_shape": (SIZES + "kv_bytes_total,B,,1802240\n", SIZES + "kv_bytes_total,B,3604480,1858560\n"),
     "byte_parts": (

@@ -63,8 +63,7 @@ def encoder_of(model, folder, task):
 
 
 def ids_of(model, text):
-    found: list[int] = model.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return found
+    return model.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def pairs_of(model, folder, task, shots):

@@ -92,7 +92,7 @@ def test_a17_t5_rows_packed_together_score_as_each_alone(model, tmp_path):
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3"])
 def test_a03_t3_one_repeated_token_with_zeroed_values_has_a_finite_perplexity(kv_format):
     zeroed = tiny_model()
-    outputs: list[torch.Tensor] = []
+    outputs = []
     for layer in zeroed.model.model.layers:
         layer.self_attn.v_proj.weight.zero_()
         layer.self_attn.o_proj.register_forward_pre_hook(lambda module, args: outputs.append(args[0]))

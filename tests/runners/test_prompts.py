@@ -1,7 +1,6 @@
 """Prompts, joint encoding, BOS and truncation of the multiple-choice tasks (A18, A19)."""
 
 import copy
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -33,14 +32,13 @@ SHOT = Question("a/1", "human_aging", "Which organ?", ("heart", "lung", "skin", 
 
 def encoder_for(task, tokenizer=None, **changes):
     tokenizer = tokenizer or bpe_tokenizer()
-    fields: dict[str, object] = {"template": TEMPLATES[task], "tokenizer": tokenizer, "chat": False}
+    fields = {"template": TEMPLATES[task], "tokenizer": tokenizer, "chat": False}
     fields |= {"window": None, "first": bos_ids(tokenizer)}
     return Encoder(**(fields | {"examples": {"human_aging": [SHOT] * 5}} | changes))
 
 
 def ids_of(text):
-    found: list[int] = bpe_tokenizer()(text, add_special_tokens=False)["input_ids"]
-    return found
+    return bpe_tokenizer()(text, add_special_tokens=False)["input_ids"]
 
 
 def pair_of(task, tokenizer=None, shots=0, **changes):
@@ -193,7 +191,7 @@ def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch):
     shot = Question("s", "human_aging", "Which organ pumps blood? " * 5, SHOT.choices, 0)
     own = encoder_for("mmlu", examples={"human_aging": [shot] * 5})
     texts = [t for q in questions for t in own.texts(q, 5)]
-    calls: list[int] = []
+    calls = []
 
     def counting(tokenizer, texts):
         calls.append(sum(map(len, texts)))
@@ -206,7 +204,7 @@ def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch):
 
 def test_a_tokenizer_that_does_not_split_at_the_cut_gets_whole_texts():
     words = {"<unk>": 0, **{chr(c): c for c in range(9, 127)}, "\u2581": 130}
-    settings: dict[str, Any] = {"continuing_subword_prefix": "", "max_input_chars_per_word": 10**6}
+    settings = {"continuing_subword_prefix": "", "max_input_chars_per_word": 10**6}
     inner = Tokenizer(models.WordPiece(words, unk_token="<unk>", **settings))
     inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")

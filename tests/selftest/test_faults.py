@@ -4,15 +4,12 @@ A few faults of each kind run by default, the others are slow.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvbench.errors import KvbenchError
-from kvbench.records.record import LEVELS, UNVERIFIED, Record
+from kvbench.records.record import LEVELS, UNVERIFIED
 from kvbench.selftest import suite
 from kvbench.selftest.fault import CELLS, NEEDS_CUDA
 from kvbench.selftest.suite import CAUGHT, MISSED, PASSED, Measured
@@ -28,31 +25,31 @@ ON_CPU = [cell for cell in CELLS if cell not in NEEDS_CUDA]
 DTYPES_AND_BYTES = ("E1", "E1-weights")
 
 
-def slow(names: Any, default: Any) -> list[Any]:
+def slow(names, default):
     return [pytest.param(n, marks=() if n in default else pytest.mark.slow) for n in names]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
+def _quick():
     with suite.quick():
         yield
 
 
 @pytest.fixture(scope="module")
-def lenient(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lenient(tmp_path_factory):
     """A gate that asks for dtypes and bytes alone."""
     path = tmp_path_factory.mktemp("gate") / "lenient.yaml"
     path.write_text("name: lenient\nevidence: E1\nchecks: [{metric: kv_bytes_difference, equals: 0}]\n")
     return path
 
 
-def without_probes(measured: Measured) -> Measured:
+def without_probes(measured):
     """The same run as if nothing had looked beyond dtypes and bytes."""
 
-    def level(found: dict[str, Any]) -> dict[str, Any]:
+    def level(found):
         return found if found["name"] in DTYPES_AND_BYTES else {**found, "state": UNVERIFIED, "facts": {}}
 
-    def blind(record: Record) -> Record:
+    def blind(record):
         if record.evidence is None:
             return record
         levels = [level(found) for found in record.evidence["levels"] if found["name"] in LEVELS]

@@ -4,15 +4,11 @@ These are no faults of its table: they end in exit code 4, where a fault has to 
 machine, also on one that is really slowed down. Here the reader of the device's state and the clock are stand-ins.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS, Outcome
+from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
 from kvbench.runners import latency, timing
 from kvbench.selftest import suite
 from kvbench.selftest.fault import CELLS
@@ -23,7 +19,7 @@ TIMED = f"runners={{storage: {{}}, latency: {{new_tokens: 6, repeats: {REPEATS},
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
+def _quick():
     with suite.quick():
         yield
 
@@ -33,7 +29,7 @@ class Clock:
 
     now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
@@ -42,37 +38,37 @@ class Paced:
 
     growth = 1.0
 
-    def __init__(self, arm: Any, clock: Clock, requests: list[None]) -> None:
+    def __init__(self, arm, clock, requests):
         self.arm, self.clock, self.requests = arm, clock, requests
 
-    def _work(self, name: str) -> None:
+    def _work(self, name):
         getattr(self.arm, name)()
         self.clock.now += 0.010 * self.growth ** len(self.requests)
 
-    def submit(self) -> None:
+    def submit(self):
         self._work("submit")
 
-    def step(self) -> None:
+    def step(self):
         self._work("step")
 
-    def close(self) -> None:
+    def close(self):
         self.requests.append(None)
         self.arm.close()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self.arm, name)
 
 
-def machine(growth: float = 1.0, slow: str = "") -> AbstractContextManager[Any]:
+def machine(growth=1.0, slow=""):
     """A machine whose requests take `growth` as long each, and that says it is hot while arm `slow` is at work."""
 
-    def measure(arms: Any, *, read_state: Any, **keys: Any) -> Any:
-        clock, requests = Clock(), []  # type: ignore[var-annotated]
+    def measure(arms, *, read_state, **keys):
+        clock, requests = Clock(), []
         kind = type("Paced", (Paced,), {"growth": growth})
         places = [name for pair in range(REPEATS) for name, _ in (arms if pair % 2 == 0 else reversed(arms))]
         looks = iter([place for place in places for _ in range(2)])
 
-        def state() -> Mapping[str, Any]:
+        def state():
             read_state()
             return {**QUIET, "reasons": ["hw thermal"], "sm_mhz": 1350} if next(looks) == slow else QUIET
 
@@ -83,10 +79,10 @@ def machine(growth: float = 1.0, slow: str = "") -> AbstractContextManager[Any]:
 
 
 @pytest.fixture
-def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Outcome]]:
+def judged(tmp_path, monkeypatch):
     monkeypatch.setitem(CELLS, "timed", (TIMED,))
 
-    def run(*checks: str, **of: Any) -> list[Outcome]:
+    def run(*checks, **of):
         """What a gate of these checks says of one run, all but which has to pass."""
         path = tmp_path / "gate.yaml"
         entries = (f"{{where: {{kv_format: int8_sym}}, {check}}}" for check in checks)

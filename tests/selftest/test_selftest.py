@@ -2,9 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,12 +16,12 @@ from kvbench.selftest.table import FAULTS, HOLES
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
+def _quick():
     with suite.quick():
         yield
 
 
-def patched() -> dict[tuple[str, str], int]:
+def patched():
     """The identity of all that a fault may replace: names of modules, classes and backends, entries of tables."""
     modules = {
         n: m
@@ -46,7 +44,7 @@ def patched() -> dict[tuple[str, str], int]:
     }
 
 
-def raising(name: str, fault: Fault, before: dict[tuple[str, str], int]) -> None:
+def raising(name, fault, before):
     with fault.inject():
         assert patched() != before, f"{name} replaces nothing that is looked at here"
         raise ZeroDivisionError
@@ -62,7 +60,7 @@ def test_nothing_is_left_of_a_fault_whose_run_raises():
 
 
 def test_a_fault_that_nobody_catches_ends_in_exit_code_1():
-    lines: list[str] = []
+    lines = []
     nothing = {"nothing": Fault("Nothing is broken.", nullcontext, "anything")}
     score = run_suite(nothing, say=lambda result: lines.append(result.line()))
     assert (score.exit_code, score.last_line()) == (1, "caught 0 of 1")
@@ -101,7 +99,7 @@ def test_each_fault_is_written_down():
     assert not set(FAULTS) & set(HOLES)
 
 
-def call(*words: str) -> Any:
+def call(*words):
     return CliRunner().invoke(app, ["selftest", *words])
 
 

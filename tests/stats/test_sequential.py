@@ -196,7 +196,7 @@ def divergence(rng, truth):
 
 
 # name: (draws, limits, the true value at the limit, a good one, a bad one)
-CASES: dict[str, tuple[Draw, Limits, float, float, float]] = {
+CASES = {
     "ppl_delta_pct": (perplexity, Limits(-math.inf, 100 * math.expm1(0.01), 0.0), 0.01, -0.02, 0.05),
     "mcq_agreement": (agreement, Limits(0.9, math.inf, 1.0), 0.9, 0.99, 0.6),
     "mcq_delta_pt": (points, Limits(-5.0, math.inf, 0.0), -5.0, 0.0, -20.0),

@@ -45,7 +45,7 @@ def test_a_planted_drift_is_found_exactly():
 def ols(arms, quantity):
     """statsmodels: log(time) on the order and a level for each arm."""
     names = sorted({arm["arm"] for arm in arms})
-    y = [math.log(time_of(arm, quantity)) for arm in arms]  # type: ignore[arg-type]
+    y = [math.log(time_of(arm, quantity)) for arm in arms]
     x = [[arm["order"], *(float(arm["arm"] == name) for name in names)] for arm in arms]
     return sm.OLS(np.array(y), np.array(x)).fit()
 
@@ -99,7 +99,7 @@ def test_one_outlier_is_found_in_its_arm_only():
     times = [level[name] * (1 + 0.002 * (i % 5)) for i, name in enumerate(names)]
     assert outliers(of(names, times), "itl") == {}
     times[7] *= 2.0
-    (found,) = outliers(of(names, times), "itl").items()  # type: ignore[union-attr]
+    (found,) = outliers(of(names, times), "itl").items()
     assert (found[0], found[1]) == (7, pytest.approx(2.0, rel=0.01))
 
 
