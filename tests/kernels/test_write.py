@@ -35,31 +35,34 @@ def stored(fmt, x, scale=1.0):
     return list(raw(pool.cache.k)), pool.health.tolist()
 
 
+def assert_twins(device, fmt, k, v, slots, dtype=torch.float32, **sizes):
+    """Every byte and count of the pool is that of the torch writer."""
+    ours, twin = (make_pool(fmt, device, dtype, **sizes) for _ in range(2))
+    paged_write(ours.cache, k, v, slots, ours.health)
+    paged_write_torch(twin.cache, k, v, slots, twin.health)
+    assert ours.content() == twin.content()
+
+
+def shuffled(slots, tokens, device):
+    return torch.randperm(slots, generator=torch.Generator().manual_seed(3))[:tokens].to(device)
+
+
 # The whole pool against the twin, byte for byte
 
-
+# heads, dim, value_dim, page_size
 GEOMETRIES = [
-    (2, 64, 64, 16),
-    (3, 80, 48, 24),
-    (8, 128, 128, 32),
-    (1, 192, 128, 16),
-    (2, 112, 96, 64),
-    (1, 256, 256, 1),
-]
+    (2, 64, 64, 16), (3, 80, 48, 24), (8, 128, 128, 32), (1, 192, 128, 16), (2, 112, 96, 64), (1, 256, 256, 1),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fmt", "dtype", "geometry"), grid(FORMATS, DTYPES, GEOMETRIES), ids=str)
 def test_stored_bytes_are_the_torch_quantizers(device, fmt, dtype, geometry):
-    tokens, (heads, dim, value_dim, page_size) = 5, geometry
-    k = hard_rows(tokens, heads, dim, dtype, device, seed=1)
-    v = hard_rows(tokens, heads, value_dim, dtype, device, seed=2)
-    sizes = {"pages": 12, "heads": heads, "page_size": page_size, "dim": dim, "value_dim": value_dim}
-    ours, twin = (make_pool(fmt, device, dtype, **sizes) for _ in range(2))
-    order = torch.randperm(12 * page_size, generator=torch.Generator().manual_seed(3))[:tokens].to(device)
+    heads, dim, value_dim, page_size = geometry
+    k, v = (hard_rows(5, heads, d, dtype, device, seed=s) for s, d in ((1, dim), (2, value_dim)))
+    order = shuffled(12 * page_size, 5, device)
     order[4] = -1
-    paged_write(ours.cache, k, v, order, ours.health)
-    paged_write_torch(twin.cache, k, v, order, twin.health)
-    assert ours.content() == twin.content()
+    sizes = {"pages": 12, "heads": heads, "page_size": page_size, "dim": dim, "value_dim": value_dim}
+    assert_twins(device, fmt, k, v, order, dtype, **sizes)
 
 
 # A part of a large tile, one or two whole ones, and a rest.
@@ -67,13 +70,9 @@ def test_stored_bytes_are_the_torch_quantizers(device, fmt, dtype, geometry):
 def test_large_tiles_store_the_same_bytes(device, fmt, tokens, monkeypatch):
     """Those of a prompt: more elements a program than the few rows of a decode step are given."""
     monkeypatch.setattr("kvbench_kernels.kv.write.MANY", 1)
-    sizes = {"pages": 4, "heads": 2, "page_size": 8, "dim": 64, "value_dim": 128}
     k, v = (hard_rows(tokens, 2, dim, torch.bfloat16, device, seed=6) for dim in (64, 128))
-    ours, twin = (make_pool(fmt, device, torch.bfloat16, **sizes) for _ in range(2))
-    order = torch.randperm(32, generator=torch.Generator().manual_seed(7))[:tokens].to(device)
-    paged_write(ours.cache, k, v, order, ours.health)
-    paged_write_torch(twin.cache, k, v, order, twin.health)
-    assert ours.content() == twin.content()
+    sizes = {"page_size": 8, "dim": 64, "value_dim": 128}
+    assert_twins(device, fmt, k, v, shuffled(32, tokens, device), torch.bfloat16, **sizes)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -106,9 +105,8 @@ def test_each_slot_holds_its_own_token(device, fmt):
 )
 def test_every_16_bit_number_under_a_static_scale(device, fmt, scale, dtype, monkeypatch):
     if device == "cpu":
-        monkeypatch.setattr(
-            "kvbench_kernels.kv.write.SMALL_TILE", 2**14
-        )  # the interpreter's time goes by programs
+        # The interpreter's time goes by programs.
+        monkeypatch.setattr("kvbench_kernels.kv.write.SMALL_TILE", 2**14)
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32, device=device).to(torch.int16).view(dtype)
     every = every.view(-1, 1, 256)
     pool = make_pool(fmt, device, pages=8, heads=1, page_size=32, dim=256, scale=(scale, 1.0))
@@ -126,29 +124,23 @@ def test_any_float32_pattern(device, fmt):
     bits = torch.randint(-(2**31), 2**31, (2, 64, 2, 64), generator=generator).to(torch.int32)
     k, v = bits.view(torch.float32).to(device)
     # A row takes its scale from its largest element: without this no row would be small.
-    v = torch.where(
-        v.isfinite(), v.clamp(-1, 1) * 2.0 ** torch.arange(-130, -2, device=device).view(64, 2, 1), v
-    )
-    ours, twin = (make_pool(fmt, device) for _ in range(2))
-    slots = torch.arange(64, device=device)
-    paged_write(ours.cache, k, v, slots, ours.health)
-    paged_write_torch(twin.cache, k, v, slots, twin.health)
-    assert ours.content() == twin.content()
+    powers = 2.0 ** torch.arange(-130, -2, device=device).view(64, 2, 1)
+    v = torch.where(v.isfinite(), v.clamp(-1, 1) * powers, v)
+    assert_twins(device, fmt, k, v, torch.arange(64, device=device))
 
 
-@pytest.mark.parametrize(("fmt", "ties"), [("int8_sym", 127), ("fp8_e4m3", 448)])
-def test_ties_go_to_the_even_code(device, fmt, ties):
-    """With the largest element `ties` the scale is exactly 1."""
-    x = torch.tensor(
-        [ties, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 17, 19, 126.5], dtype=torch.float32, device=device
-    )
+TIES = [
+    ("int8_sym", torch.int8, 127, [127, 0, 2, 2, 0, -2, -2, 17, 19, 126]),
+    ("fp8_e4m3", torch.float8_e4m3fn, 448, [448, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 16, 20, 128]),
+]
+
+
+@pytest.mark.parametrize(("fmt", "payload", "largest", "due"), TIES)
+def test_ties_go_to_the_even_code(device, fmt, payload, largest, due):
+    """The largest element makes the scale exactly 1."""
+    x = torch.tensor([largest, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 17, 19, 126.5]).float().to(device)
     codes, _ = stored(fmt, x)
-    values = torch.tensor(codes, dtype=torch.uint8)
-    if fmt == "int8_sym":
-        assert values.view(torch.int8).tolist() == [127, 0, 2, 2, 0, -2, -2, 17, 19, 126]
-    else:
-        back = values.view(torch.float8_e4m3fn).float().tolist()
-        assert back == [448, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 16, 20, 128]
+    assert torch.tensor(codes, dtype=torch.uint8).view(payload).float().tolist() == due
 
 
 @pytest.mark.parametrize(
@@ -187,23 +179,16 @@ def test_subnormal_bfloat16_keeps_its_value(device):
 # Which rows are written, and what is counted
 
 
-def test_rows_with_a_negative_slot_are_neither_stored_nor_counted(device):
+def test_rows_with_a_negative_slot_are_neither_stored_nor_counted_and_none_launch_nothing(device):
     x = torch.full((2, 2, 64), math.nan, device=device)
     for fmt in FORMATS:
         pool = make_pool(fmt, device)
         before = pool.content()
         paged_write(pool.cache, x, x, slots_of(device, -1, -(2**40)), pool.health)
         assert pool.content() == before
-
-
-def test_nothing_is_launched_for_no_tokens(device):
-    pool = make_pool("int8_sym", device)
-    before = pool.content()
-    x = torch.empty((0, 2, 64), device=device)
-    with record() as launches:
-        paged_write(pool.cache, x, x, slots_of(device), pool.health)
-    assert not launches
-    assert pool.content() == before
+        with record() as launches:
+            paged_write(pool.cache, x[:0], x[:0], slots_of(device), pool.health)
+        assert (launches, pool.content()) == ([], before)
 
 
 def test_counts_are_added_to_what_is_there(device):
@@ -270,9 +255,7 @@ def test_a06_t3_a_nonfinite_element_is_counted_and_never_laundered(device, fmt, 
 
 @pytest.mark.parametrize("fmt", ["int8_sym", "fp8_e4m3"])
 def test_a08_t4_scales_and_payload_do_not_touch_each_other(device, fmt):
-    """All tensors lie in one buffer with 64 bytes between them: payload alone or scales alone must not
-    differ.
-    """
+    """All tensors lie in one buffer with 64 bytes between them."""
     model = make_pool(fmt, device, heads=3, dim=80)
     tensors = list(model.cache.tensors().values())
     size = sum(t.nbytes + 64 for t in tensors)
@@ -314,47 +297,29 @@ def test_a08_t5_strided_views_store_what_their_contiguous_copy_does(device, fmt,
 # A12: offsets above 2^31
 
 
-def test_a12_t2_payload_above_2_to_the_31_elements(device):
-    heads, page_size, dim, pages = 8, 16, 128, 131_074
-    k = address_space(pages, heads, page_size, dim, dtype=torch.int8, device=device)
-    assert k[131_072].storage_offset() == 2**31
-    scale = address_space(pages, heads, page_size, dtype=torch.float16, device=device)
-    x = hard_rows(3, heads, dim, torch.float32, device)
-    slots = slots_of(device, 131_072 * 16 + 5, 131_073 * 16 + 15, 131_071 * 16)
+@pytest.mark.parametrize(
+    ("dim", "pages", "page", "first"), [(128, 131_074, 131_072, "payload"), (1, 2**24 + 2, 2**24, "scales")]
+)
+def test_a12_t2_t3_payload_and_scales_above_2_to_the_31_elements(device, dim, pages, page, first):
+    k = address_space(pages, 8, 16, dim, dtype=torch.int8, device=device)
+    scale = address_space(pages, 8, 16, dtype=torch.float16, device=device)
+    assert (k if first == "payload" else scale)[page].storage_offset() == 2**31
+    x = hard_rows(3, 8, dim, torch.float32, device)
+    places = [(page, 5), (page + 1, 15), (page - 1, 0)]
     health = torch.zeros(3, dtype=torch.int64, device=device)
+    slots = slots_of(device, *(16 * at + offset for at, offset in places))
     paged_write(LayerPages(KV_FORMATS["int8_sym"], k, k, scale, scale), x, x, slots, health)
     expected = QUANTIZE["int8_sym"](x, None)
-    for i, (page, offset) in enumerate([(131_072, 5), (131_073, 15), (131_071, 0)]):
-        assert raw(k[page, :, offset]) == raw(expected.codes[i])
-        assert expected.scales is not None
-        assert raw(scale[page, :, offset]) == raw(expected.scales[i])
-
-
-def test_a12_t3_scales_above_2_to_the_31_elements(device):
-    heads, page_size, pages = 8, 16, 2**24 + 2
-    k = address_space(pages, heads, page_size, 1, dtype=torch.int8, device=device)
-    scale = address_space(pages, heads, page_size, dtype=torch.float16, device=device)
-    assert scale[2**24].storage_offset() == 2**31
-    x = torch.arange(1.0, 17, device=device).view(2, 8, 1)
-    health = torch.zeros(3, dtype=torch.int64, device=device)
-    cache = LayerPages(KV_FORMATS["int8_sym"], k, k, scale, scale)
-    paged_write(cache, x, x, slots_of(device, 2**28 + 3, 2**28 + 16), health)
-    expected = QUANTIZE["int8_sym"](x, None)
-    assert expected.scales is not None
-    for i, (page, offset) in enumerate([(2**24, 3), (2**24 + 1, 0)]):
-        assert k[page, :, offset, 0].tolist() == [127] * 8
-        assert raw(scale[page, :, offset]) == raw(expected.scales[i])
+    for i, (at, offset) in enumerate(places):
+        assert raw(k[at, :, offset]) == raw(expected.codes[i])
+        assert raw(scale[at, :, offset]) == raw(expected.scales[i])
 
 
 def test_a12_t3_input_above_2_to_the_31_elements(device):
     storage = address_space(2**31 + 128, dtype=torch.float16, device=device)
     x = storage.as_strided((3, 2, 64), (2**30, 64, 1))
     x.copy_(hard_rows(9, 2, 64, torch.float16, device)[:3])  # the third is not zero
-    ours, copy = (make_pool("int8_sym", device) for _ in range(2))
-    slots = slots_of(device, 0, 1, 2)
-    paged_write(ours.cache, x, x, slots, ours.health)
-    paged_write_torch(copy.cache, x, x, slots, copy.health)
-    assert ours.content() == copy.content()
+    assert_twins(device, "int8_sym", x, x, slots_of(device, 0, 1, 2))
 
 
 # What does not fit is refused before anything is launched
@@ -379,12 +344,8 @@ def test_a12_t3_input_above_2_to_the_31_elements(device):
 @pytest.mark.parametrize("write", [paged_write, paged_write_torch])
 def test_what_does_not_fit_is_refused(write, change, message):
     pool = make_pool("int8_sym", "cpu")
-    given = {
-        "k": torch.zeros(3, 2, 64),
-        "v": torch.zeros(3, 2, 64),
-        "slots": torch.arange(3),
-        "health": pool.health,
-    }
+    x = torch.zeros(3, 2, 64)
+    given = {"k": x, "v": x, "slots": torch.arange(3), "health": pool.health}
     pages = {name.removesuffix("_pages"): x for name, x in change.items() if name not in given}
     given |= {name: x for name, x in change.items() if name in given}
     with record() as launches, pytest.raises(ValueError, match=message):
