@@ -31,7 +31,7 @@ WINDOW = 8  # tokens; shorter than the prompts
 
 @pytest.fixture(scope="module")
 def two_layers(tmp_path_factory):
-    """two_layers(name): a folder with the config of the built-in tiny model `name` with two layers and a short window."""
+    """two_layers(name): a folder with the config of a built-in model, with two layers and a short window."""
 
     def make(name):
         folder = tmp_path_factory.getbasetemp() / f"two-layers-{name}"
@@ -76,24 +76,30 @@ def test_windows_soft_caps_and_sinks_equal_those_of_the_torch_backend(engine, tw
     torch.testing.assert_close(found, due, rtol=0, atol=1e-5 * due.abs().max().item())
 
 
-def maker(engine, model, kv_format):
-    def make(sequences, tokens):
-        return engine(model, kv_format, sequences=sequences, tokens=tokens, backend="triton")
+@pytest.fixture
+def maker(engine, two_layers):
+    """maker(): a maker of engines of int8_sym, (sequences, tokens) -> Engine."""
 
-    return make
+    def made(kv_format="int8_sym", model=None, **keys):
+        def make(sequences, tokens):
+            own = model or two_layers("tiny-llama")
+            return engine(own, kv_format, sequences=sequences, tokens=tokens, backend="triton", **keys)
+
+        return make
+
+    return made
 
 
-def levels_of(made, *probes):
+def levels_of(made, *probes, prompt=IDS[:6]):
     """The evidence of an engine that has run a prompt and a decode step."""
-    seq = made.add()
-    made.prefill(seq, IDS[:6])
+    made.prefill(seq := made.add(), prompt)
     made.decode([seq], [7])
     return {level.name: level for level in evidence.examine(made, *probes, reads_expected=True).levels}
 
 
 @pytest.mark.slow
-def test_a_sound_engine_is_verified_at_every_level(engine, two_layers):
-    make = maker(engine, two_layers("tiny-llama"), "int8_sym")
+def test_a_sound_engine_is_verified_at_every_level(maker):
+    make = maker()
     probes = (
         probe_layers(make, LAYERS, 16),
         probe_pages(make, 16),
@@ -101,64 +107,39 @@ def test_a_sound_engine_is_verified_at_every_level(engine, two_layers):
         probe_values(make, 16),
     )
     levels = levels_of(make(1, 32), *probes)
-    assert set(levels) == {
-        "E1",
-        "E2",
-        "E3",
-        "E3-layers",
-        "E3-pages",
-        "E3-prefill",
-        "E3-reads",
-        "E4",
-        "E5",
-        "E1-weights",
-        "E4-weights",
-    }
+    kv = {"E1", "E2", "E3", "E3-layers", "E3-pages", "E3-prefill", "E3-reads", "E4", "E5"}
+    assert set(levels) == kv | {"E1-weights", "E4-weights"}
     assert {level.state for level in levels.values()} == {VERIFIED}, levels
 
 
 @pytest.mark.parametrize("kv_format", ["native", "int8_sym", "fp8_e4m3_static"])
-def test_a11_t3_e4_names_the_kernels_and_where_they_ran(engine, two_layers, kv_format):
-    e4 = levels_of(maker(engine, two_layers("tiny-llama"), kv_format)(1, 32))["E4"]
+def test_a11_t3_e4_names_the_kernels_and_where_they_ran(maker, kv_format):
+    e4 = levels_of(maker(kv_format)(1, 32))["E4"]
     assert e4.state == VERIFIED
     assert e4.facts["backend"] == "interpreter"
-    assert e4.facts["decode"] == {f"kv_write_{kv_format}": 1.0, "paged_decode_split": 1.0}
-    assert set(e4.facts["prompt"]) == {
-        f"kv_write_{kv_format}",
-        f"kv_gather_{kv_format}",
-        "scaled_dot_product_attention",
-    }
+    written, gathered = f"kv_write_{kv_format}", f"kv_gather_{kv_format}"
+    assert e4.facts["decode"] == {written: 1.0, "paged_decode_split": 1.0}
+    assert set(e4.facts["prompt"]) == {written, gathered, "scaled_dot_product_attention"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-gemma2", "tiny-gpt-oss"])
-def test_windows_soft_caps_and_sinks_are_within_the_bound_of_e5(engine, two_layers, name):
-    level = probe_values(maker(engine, two_layers(name), "int8_sym"), 16)
+def test_windows_soft_caps_and_sinks_are_within_the_bound_of_e5(maker, two_layers, name):
+    level = probe_values(maker(model=two_layers(name)), 16)
     assert level.state == VERIFIED, level
 
 
 @pytest.mark.slow
-def test_attention_by_torch_under_a_triton_request_is_named(engine, two_layers, monkeypatch):
-    def dropped(store, chunk, **options):
-        return attention.TorchAttention(store, chunk, **options)
-
-    monkeypatch.setattr(backends.TRITON, "attention", dropped)
-    level = levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E4"]
-    assert level.state == MISMATCH
-    assert "ran paged_attention_torch in a prompt, and backend triton was resolved" in level.sentence
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("attribute", ["backend", "decode_mode", "compile_mode"])
-def test_a_choice_lost_between_decision_and_engine_is_named(engine, two_layers, monkeypatch, attribute):
-    made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32)
+def test_a_choice_lost_between_decision_and_engine_is_named(maker, attribute):
+    made = maker()(1, 32)
     if attribute == "backend":
         made.backend = made.store.backend = backends.TORCH  # both, so that all kernels are of one backend
     else:  # as if a GPU had been asked for: the engine itself stays eager and uncompiled
-        aspect, resolved = {"decode_mode": ("decode", "graph"), "compile_mode": ("compile", "layer")}[
-            attribute
-        ]
-        choice = replace(getattr(made.decision, aspect), resolved=resolved)
+        aspect = attribute.removesuffix("_mode")
+        choice = replace(
+            getattr(made.decision, aspect), resolved={"decode": "graph", "compile": "layer"}[aspect]
+        )
         made.decision = replace(made.decision, **{aspect: choice})
     level = levels_of(made)["E4"]
     assert level.state == MISMATCH
@@ -166,7 +147,24 @@ def test_a_choice_lost_between_decision_and_engine_is_named(engine, two_layers, 
 
 
 @pytest.mark.slow
-def test_a_decode_step_by_gather_and_a_library_is_named(engine, two_layers, monkeypatch):
+def test_full_layers_beside_sliding_ones_are_verified(maker, tmp_path):
+    """They take other kernels for a prompt: each kind is compared with its own."""
+    kinds = {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}
+    sizes = {"sliding_window": WINDOW, "max_window_layers": 1, "num_hidden_layers": LAYERS}
+    (tmp_path / "config.json").write_text(json.dumps({**TINY["tiny-qwen2"], **kinds, **sizes}))
+    e4 = levels_of(maker(model=str(tmp_path))(1, 32))["E4"]
+    assert e4.state == VERIFIED, e4
+    assert {"paged_prefill_causal", "scaled_dot_product_attention"} <= set(e4.facts["prompt"])
+
+
+# Faults of the code below the engine: each takes `monkeypatch`.
+
+
+def torch_attends(patch):
+    patch.setattr(backends.TRITON, "attention", lambda *args, **keys: attention.TorchAttention(*args, **keys))
+
+
+def gathers_in_decode(patch):
     honest = attention.TritonAttention.attend
 
     def attend(self, layer, q, k, v, scaling, *more):
@@ -175,52 +173,26 @@ def test_a_decode_step_by_gather_and_a_library_is_named(engine, two_layers, monk
         self.store.write(layer, self.slots, k, v)
         return self._alike(layer, q, scaling, self.past)
 
-    monkeypatch.setattr(attention.TritonAttention, "attend", attend)
-    level = levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E4"]
-    assert level.state == MISMATCH
-    assert "no attention" in level.sentence
+    patch.setattr(attention.TritonAttention, "attend", attend)
 
 
-@pytest.mark.slow
-def test_a_decode_step_without_an_attention_kernel_is_named(engine, two_layers, monkeypatch):
-    monkeypatch.setattr(route, "paged_decode", lambda cache, q, *rest, **more: q.clone())  # says nothing
-    level = levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E4"]
-    assert level.state == MISMATCH
-    assert "launched only kv_write_int8_sym in a decode step, and no attention" in level.sentence
+def attends_silently(patch):
+    patch.setattr(route, "paged_decode", lambda cache, q, *rest, **more: q.clone())
 
 
-@pytest.mark.slow
-def test_full_layers_beside_sliding_ones_are_verified(engine, tmp_path):
-    """They take other kernels for a prompt: each kind is compared with its own."""
-    kinds = {
-        "use_sliding_window": True,
-        "sliding_window": WINDOW,
-        "layer_types": ["full_attention", "sliding_attention"],
-    }
-    config = {**TINY["tiny-qwen2"], **kinds, "max_window_layers": 1, "num_hidden_layers": LAYERS}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    e4 = levels_of(maker(engine, str(tmp_path), "int8_sym")(1, 32))["E4"]
-    assert e4.state == VERIFIED, e4
-    assert {"paged_prefill_causal", "scaled_dot_product_attention"} <= set(e4.facts["prompt"])
+def without_k_scales(owner, name):
+    def fault(patch):
+        honest = getattr(owner, name)
+
+        def deaf(cache, *rest, **more):
+            return honest(cache._replace(k_scale=torch.ones_like(cache.k_scale)), *rest, **more)
+
+        patch.setattr(owner, name, deaf)
+
+    return fault
 
 
-@pytest.mark.slow
-def test_a_scale_that_the_decode_kernel_drops_is_named(engine, two_layers, monkeypatch):
-    honest = route.paged_decode
-
-    def deaf(cache, *rest, **more):
-        return honest(cache._replace(k_scale=torch.ones_like(cache.k_scale)), *rest, **more)
-
-    monkeypatch.setattr(route, "paged_decode", deaf)
-    make = maker(engine, two_layers("tiny-llama"), "int8_sym")
-    levels = levels_of(make(1, 32), probe_values(make, 16))
-    assert levels["E3"].state == MISMATCH
-    assert "changing every stored K scale changes no logit" in levels["E3"].sentence
-    assert levels["E5"].state == MISMATCH
-
-
-@pytest.mark.slow
-def test_a_later_chunk_that_is_not_read_back_is_named(engine, two_layers, monkeypatch):
+def own_kv_of_a_chunk(patch):
     """Pages are read, and counted, in full; then the chunk's own K/V are taken as computed."""
     written = {}
     write, read = PagedKVStore.write, PagedKVStore.read
@@ -237,24 +209,11 @@ def test_a_later_chunk_that_is_not_read_back_is_named(engine, two_layers, monkey
                 x[:, :, -new:] = own.reshape(len(pages), new, *own.shape[1:]).transpose(1, 2)
         return stored
 
-    monkeypatch.setattr(PagedKVStore, "write", noted)
-    monkeypatch.setattr(PagedKVStore, "read", late)
-    assert probe_values(maker(engine, two_layers("tiny-llama"), "int8_sym"), 16).state == MISMATCH
+    patch.setattr(PagedKVStore, "write", noted)
+    patch.setattr(PagedKVStore, "read", late)
 
 
-@pytest.mark.slow
-def test_unlike_prompts_that_lose_their_scales_are_named(engine, two_layers, monkeypatch):
-    honest = prefill.paged_prefill
-
-    def deaf(cache, *rest, **more):
-        return honest(cache._replace(k_scale=torch.ones_like(cache.k_scale)), *rest, **more)
-
-    monkeypatch.setattr(prefill, "paged_prefill", deaf)
-    assert probe_values(maker(engine, two_layers("tiny-llama"), "int8_sym"), 16).state == MISMATCH
-
-
-@pytest.mark.slow
-def test_a_row_that_reads_another_rows_pages_is_named(engine, two_layers, monkeypatch):
+def rows_of_another(patch):
     honest = route.paged_decode
 
     def crossed(cache, q, pages, *rest, **more):
@@ -262,67 +221,90 @@ def test_a_row_that_reads_another_rows_pages_is_named(engine, two_layers, monkey
         mixed[1:, 1:] = pages[0, 1:]  # from the second page on
         return honest(cache, q, mixed, *rest, **more)
 
-    monkeypatch.setattr(route, "paged_decode", crossed)
-    assert probe_values(maker(engine, two_layers("tiny-llama"), "int8_sym"), 16).state == MISMATCH
+    patch.setattr(route, "paged_decode", crossed)
 
 
-def test_a_quantizer_that_writes_other_bytes_is_named(engine, two_layers, monkeypatch):
+def other_bytes(patch):
     honest = quantize.quantize_int8_sym
-    monkeypatch.setitem(quantize.QUANTIZE, "int8_sym", lambda x, scale: honest(x * 1.01))  # of the reference
-    assert levels_of(maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32))["E2"].state == MISMATCH
+    patch.setitem(quantize.QUANTIZE, "int8_sym", lambda x, scale: honest(x * 1.01))  # of the reference
 
 
-@pytest.mark.slow
-def test_splits_that_are_dropped_on_the_way_are_named(engine, two_layers, monkeypatch):
-    honest = route.plan
-    monkeypatch.setattr(
-        route, "plan", lambda needs, batch, longest, mean, splits: honest(needs, batch, longest, mean, None)
-    )
-    made = engine(two_layers("tiny-llama"), "int8_sym", sequences=1, tokens=32, backend="triton", kv_splits=3)
-    level = levels_of(made)["E4"]
-    assert level.state == MISMATCH
-    assert "kv_splits 3 was asked for, and the decode step was split in [1]" in level.sentence
+def splits_dropped(until):
+    """From `until` tokens on. No probe of E4 has 20."""
+
+    def fault(patch):
+        honest = route.plan
+
+        def plan(needs, batch, longest, mean, splits):
+            return honest(needs, batch, longest, mean, splits if longest < until else 1)
+
+        patch.setattr(route, "plan", plan)
+
+    return fault
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("splits", [1, 3])
-def test_splits_that_are_kept_are_verified(engine, two_layers, splits):
-    made = engine(
-        two_layers("tiny-llama"), "int8_sym", sequences=1, tokens=32, backend="triton", kv_splits=splits
-    )
-    level = levels_of(made)["E4"]
-    assert level.state == VERIFIED, level
-    assert ("paged_decode_combine" in level.facts["decode"]) == (splits > 1)
-
-
-@pytest.mark.slow
-def test_a_twin_that_ran_in_the_measured_run_alone_is_named(engine, two_layers, monkeypatch):
-    """From 20 tokens on, which no probe of E4 has: what ran is told by the measured run."""
+def twin_from_20_tokens(patch):
     honest = route.paged_decode
 
     def decode(cache, q, pages, lengths, *rest, **more):
         kernel = honest if lengths.max() < 20 else reference.paged_decode_torch
         return kernel(cache, q, pages, lengths, *rest, **more)
 
-    monkeypatch.setattr(route, "paged_decode", decode)
-    made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 48)
-    made.prefill(seq := made.add(), IDS[:20])
-    made.decode([seq], [7])
-    level = next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
-    assert level.state == MISMATCH
-    assert "ran paged_decode_torch 1 times in the measured run" in level.sentence
+    patch.setattr(route, "paged_decode", decode)
+
+
+DEAF, DEAF_PROMPT = without_k_scales(route, "paged_decode"), without_k_scales(prefill, "paged_prefill")
+SPLIT = "kv_splits 3 was asked for, and the"
+FAULTS = {
+    "torch": (torch_attends, "E4", "ran paged_attention_torch in a prompt, and backend triton was resolved"),
+    "gather": (gathers_in_decode, "E4", "no attention"),
+    "silent": (attends_silently, "E4", "launched only kv_write_int8_sym in a decode step, and no attention"),
+    "deaf": (DEAF, "E3", "changing every stored K scale changes no logit"),
+    "deaf values": (DEAF, "E5", ""),
+    "deaf prompts": (DEAF_PROMPT, "E5", ""),
+    "own K/V": (own_kv_of_a_chunk, "E5", ""),
+    "rows": (rows_of_another, "E5", ""),
+    "bytes": (other_bytes, "E2", ""),
+    "splits": (splits_dropped(0), "E4", f"{SPLIT} decode step was split in [1]"),
+    "splits of the run": (splits_dropped(20), "E4", f"{SPLIT} measured run has decodes split in [1]"),
+    "twin": (twin_from_20_tokens, "E4", "ran paged_decode_torch 1 times in the measured run"),
+}
 
 
 @pytest.mark.slow
-def test_a_probe_of_values_goes_through_the_split_kernel_and_its_combine(engine, two_layers, monkeypatch):
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named(maker, monkeypatch, name):
+    fault, level, said = FAULTS[name]
+    fault(monkeypatch)
+    make = maker(kv_splits=3 if "splits" in name else None)
+    prompt = IDS[:20] if name in ("twin", "splits of the run") else IDS[:6]
+    found = probe_values(make, 16) if level == "E5" else levels_of(make(1, 48), prompt=prompt)[level]
+    assert found.state == MISMATCH
+    assert said in found.sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", [1, 3])
+def test_splits_that_are_kept_are_verified(maker, splits):
+    level = levels_of(maker(kv_splits=splits)(1, 32))["E4"]
+    assert level.state == VERIFIED, level
+    assert ("paged_decode_combine" in level.facts["decode"]) == (splits > 1)
+
+
+@pytest.mark.slow
+def test_a_probe_of_values_goes_through_the_split_kernel_and_its_combine(maker, monkeypatch):
     seen = []
     honest = route.paged_decode
     monkeypatch.setattr(route, "paged_decode", lambda *a, **k: seen.append(k["splits"]) or honest(*a, **k))
-    assert probe_values(maker(engine, two_layers("tiny-llama"), "int8_sym"), 16).state == VERIFIED
+    assert probe_values(maker(), 16).state == VERIFIED
     assert {1, 2} == set(seen)
 
 
-def test_a_run_that_never_attended_in_a_layer_is_named(engine, two_layers, monkeypatch):
+def e4_of(made):
+    return next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
+
+
+def test_a_run_that_never_attended_in_a_layer_is_named(maker, monkeypatch):
     """Silence in the measured run is no proof: here layer 1 attends from the probes on."""
     honest, probing = attention.TritonAttention.attend, []
 
@@ -330,10 +312,10 @@ def test_a_run_that_never_attended_in_a_layer_is_named(engine, two_layers, monke
         return honest(self, layer, q, *rest) if probing or layer == 0 else q.clone()
 
     monkeypatch.setattr(attention.TritonAttention, "attend", attend)
-    made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32)
+    made = maker()(1, 32)
     made.prefill(made.add(), IDS[:6])
     probing.append(True)
-    level = next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
+    level = e4_of(made)
     assert level.state == MISMATCH
     assert "layer 1 stored K/V 0 times in the 1 forwards of the measured run" in level.sentence
 
@@ -351,11 +333,11 @@ def test_a_run_that_never_attended_in_a_layer_is_named(engine, two_layers, monke
         ),
     ],
 )
-def test_a_kernel_that_was_silently_replaced_in_the_measured_run_alone_is_named(
-    engine, two_layers, monkeypatch, owner, kernel, sentence
+def test_a_kernel_that_was_replaced_in_the_measured_run_alone_is_named(
+    maker, monkeypatch, owner, kernel, sentence
 ):
-    """By the right numbers of a twin that says nothing. The run has unlike prompts, one alone, and a decode step."""
-    made = maker(engine, two_layers("tiny-llama"), "int8_sym")(3, 32)
+    """By the right numbers of a silent twin. The run has unlike prompts, one alone, and a decode step."""
+    made = maker()(3, 32)
     with monkeypatch.context() as patch:
         patch.setattr(reference, "launched", lambda *a, **k: None)
         patch.setattr(owner, kernel, getattr(reference, f"paged_{kernel.removeprefix('paged_')}_torch"))
@@ -363,34 +345,17 @@ def test_a_kernel_that_was_silently_replaced_in_the_measured_run_alone_is_named(
         made.forward([(seqs[0], IDS[:6]), (seqs[1], IDS[:9])])
         made.prefill(seqs[2], IDS[:6])
         made.decode(seqs, [7, 7, 7])
-    level = next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
+    level = e4_of(made)
     assert level.state == MISMATCH
     assert sentence in level.sentence
 
 
 @pytest.mark.slow
-def test_splits_that_are_dropped_in_the_measured_run_alone_are_named(engine, two_layers, monkeypatch):
-    """From 20 tokens on, which no probe of E4 has."""
-    honest = route.plan
-    monkeypatch.setattr(
-        route, "plan",
-        lambda needs, batch, longest, mean, splits: honest(needs, batch, longest, mean, splits if longest < 20 else 1),
-    )  # fmt: skip
-    made = engine(two_layers("tiny-llama"), "int8_sym", sequences=1, tokens=48, backend="triton", kv_splits=3)
-    made.prefill(seq := made.add(), IDS[:20])
-    made.decode([seq], [7])
-    level = next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
-    assert level.state == MISMATCH
-    assert "kv_splits 3 was asked for, and the measured run has decodes split in [1]" in level.sentence
-
-
-@pytest.mark.slow
-def test_the_measured_run_of_e4_is_counted_without_the_probes(engine, two_layers):
-    made = maker(engine, two_layers("tiny-llama"), "int8_sym")(1, 32)
+def test_the_measured_run_of_e4_is_counted_without_the_probes(maker):
+    made = maker()(1, 32)
     made.prefill(seq := made.add(), IDS[:6])
     made.decode([seq], [7])
     made.decode([seq], [8])
-    e4 = next(x for x in evidence.examine(made, reads_expected=True).levels if x.name == "E4")
-    assert e4.facts["measured_run"] == {
+    assert e4_of(made).facts["measured_run"] == {
         "kv_gather_int8_sym": 1, "kv_write_int8_sym": 3, "paged_decode_split": 2, "scaled_dot_product_attention": 1
     }  # fmt: skip
