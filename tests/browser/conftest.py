@@ -1,11 +1,9 @@
 """Pages of made-up runs and of one real one, each written once, for the Chromium of tests/conftest.py."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
@@ -34,19 +32,19 @@ Open = Callable[..., Page]
 
 
 @pytest.fixture(scope="session")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def pages(tmp_path_factory):
     """`pages(kind)`: the page of a passing, failing, hostile, many-formats or real run, made on first use."""
     folder = tmp_path_factory.mktemp("pages")
-    made: dict[str, Path] = {}
+    made = {}
     formats = ("native", "int8_sym", "int8_static", "fp8_e4m3")
-    makers: dict[str, Callable[[], Any]] = {
+    makers = {
         "passing": make,
         "failing": lambda: fail(make()),
         "hostile": lambda: hostile(make, NASTY),
         "formats": lambda: make(formats=formats, contexts=(128, 512, 2048)),
     }
 
-    def page(kind: str) -> Path:
+    def page(kind):
         if kind not in made:
             made[kind] = folder / f"{kind}.html"
             if kind == "real":  # what `kvbench run` writes of a small matrix
@@ -62,22 +60,22 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def show(chromium: Browser, pages: Callable[[str], Path]) -> Iterator[Open]:
+def show(chromium, pages):
     """`show(kind, width=, scheme=, scripts=)`: the page, opened from its file with the network blocked.
 
     Fails at the end of the test if the page requested anything but its file, or logged a message.
     """
-    asked: list[str] = []
-    complaints: list[str] = []
+    asked = []
+    complaints = []
     contexts = []
 
-    def go(kind: str, width: int = 1400, scheme: str = "light", scripts: bool = True, **more: Any) -> Page:
+    def go(kind, width=1400, scheme="light", scripts=True, **more):
         looks = {"color_scheme": scheme, "java_script_enabled": scripts, **more}
-        context = chromium.new_context(viewport={"width": width, "height": 900}, **looks)  # type: ignore[arg-type]
+        context = chromium.new_context(viewport={"width": width, "height": 900}, **looks)
         contexts.append(context)
         url = pages(kind).as_uri()
 
-        def gate(route: Any) -> None:
+        def gate(route):
             if route.request.url.split("#")[0] == url:
                 return route.continue_()
             asked.append(route.request.url)
@@ -90,7 +88,7 @@ def show(chromium: Browser, pages: Callable[[str], Path]) -> Iterator[Open]:
         page.goto(url)
         return page
 
-    go.complaints = complaints  # type: ignore[attr-defined]
+    go.complaints = complaints
     yield go
     for context in contexts:
         context.close()

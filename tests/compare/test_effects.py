@@ -1,9 +1,7 @@
-"""Changes between two stored runs: exact values, scipy as the oracle of the intervals, what is paired with
-what."""
+"""Changes between two stored runs: exact values, scipy as the oracle of the intervals, what is paired."""
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from scipy import stats as oracle
@@ -14,17 +12,17 @@ from kvbench.metrics.declare.metric import Effect, Unable
 from kvbench.metrics.perplexity import _places
 from kvbench.stats.intervals import clustered_ratio, paired_difference
 from tests.factories.runs.compared import agreement, latency, perplexity, questions, stored
-from tests.factories.runs.made import CAND, MadeRun
+from tests.factories.runs.made import CAND
 
 
-def found(first: MadeRun, second: MadeRun, metric: str, cell: str = CAND) -> Any:
+def found(first, second, metric, cell=CAND):
     """The effect of a metric on a cell, the second run compared with the first."""
     pairs = [p for p in pairs_of(stored(first), stored(second, "B")) if p.first.cell == cell and p.second]
     (one,) = [own[metric] for own in (changes(p.first, p.second) for p in pairs) if metric in own]
     return one
 
 
-def test_times_are_compared_by_their_ratio_to_the_native_arm_beside_them():
+def test_times_are_compared_by_their_ratio_to_the_native_arm_beside_them_or_by_themselves():
     first, second = latency(1.05), latency(1.10, machine=1.5)
     effect = found(first, second, "itl_ms")
     logs = []
@@ -38,14 +36,10 @@ def test_times_are_compared_by_their_ratio_to_the_native_arm_beside_them():
     assert (effect.kind.name, effect.n, effect.counted) == ("time beside native", 20, "pairs")
     assert isinstance(effect.beside, Effect)
     assert effect.beside.value == pytest.approx(100 * (1.5 * 1.10 / 1.05 - 1), abs=2)
-
-
-def test_times_without_a_native_arm_are_compared_by_themselves():
     effect = found(latency(machine=1.0), latency(machine=1.2), "itl_ms", "base")
-    assert (effect.kind.name, effect.counted) == ("time", "requests")
+    assert (effect.kind.name, effect.counted, effect.beside) == ("time", "requests", None)
     assert "Welch" in effect.method
     assert effect.value == pytest.approx(20, abs=1.5)
-    assert effect.beside is None
 
 
 def test_perplexity_is_paired_chunk_by_chunk_over_documents():
@@ -60,16 +54,13 @@ def test_perplexity_is_paired_chunk_by_chunk_over_documents():
     assert logs.interval == pytest.approx(tuple(mean))
 
 
-def test_divergence_is_a_ratio_of_sums_that_turns_over_with_the_runs():
+def test_divergence_is_a_ratio_of_sums_that_turns_over_with_the_runs_and_nothing_has_none():
     a, b = perplexity([210] * 4, [1.0, 2.0, 1.5, 0.5]), perplexity([210] * 4, [1.3, 2.2, 1.6, 0.9])
     there, back = found(a, b, "kld_mean"), found(b, a, "kld_mean")
     assert there.value == pytest.approx(20.0)
     ends = [math.log1p(x / 100) for x in (there.low, there.high, back.low, back.high)]
     assert ends[:2] == pytest.approx([-ends[3], -ends[2]])
     assert there.units == back.units
-
-
-def test_a_divergence_of_nothing_has_no_ratio():
     none, some = perplexity([210] * 3, [1e-300, 0.0, 0.0]), perplexity([210] * 3)
     none.records[1].samples["chunks"][0]["kld"] = 0.0
     assert isinstance(found(none, some, "kld_mean"), Unable)
@@ -86,7 +77,7 @@ def test_equal_tokens_are_counted_by_document():
     assert (effect.low, effect.high) == pytest.approx([100 * x for x in ends])
 
 
-def test_questions_are_paired_by_name():
+def test_questions_are_paired_by_name_and_only_the_same_questions_and_readable_times_are_pairs():
     own, other = [0, 0, 0, 1, 1, 0], [0, 0, 1, 0, 0, 0]
     first, second = questions(own, [0] * 6), questions(other, [0] * 6)
     second.records[1].samples["questions"].reverse()
@@ -95,15 +86,11 @@ def test_questions_are_paired_by_name():
     assert (effect.low, effect.high) == pytest.approx([100 * x for x in paired_difference(2, 1, 6)])
     assert "2 gained, 1 lost, exact McNemar p = 1" in effect.method
     assert found(first, second, "mcq_agreement").value == pytest.approx(100 * 1 / 6)
-
-
-def test_only_the_same_questions_and_readable_times_are_pairs():
-    few, six = questions([0] * 4, [0] * 4, total=6), questions([0] * 6, [0] * 6)
+    few, six, gaps = questions([0] * 4, [0] * 4, total=6), questions([0] * 6, [0] * 6), latency()
     effect = found(six, few, "mcq_accuracy")
     assert (effect.n, effect.subset) == (4, "4 questions that both scored, of 6")
-    other, gaps = questions([0] * 6, [0] * 6), latency()
-    other.records[1].samples["questions"][1]["answer"] = 2
-    assert "another answer" in found(six, other, "mcq_accuracy").why
+    few.records[1].samples["questions"][1]["answer"] = 2
+    assert "another answer" in found(six, few, "mcq_accuracy").why
     gaps.records[1].samples["arms"][3]["itl_ms"].append(1.0)
     assert "gaps" in found(latency(), gaps, "itl_ms").why
 
@@ -119,12 +106,6 @@ def test_steps_are_pairs_until_the_native_texts_part():
     assert (whole.n, whole.subset) == (256, "")
 
 
-def test_the_record_says_which_chunks_were_scored():
-    record = perplexity([210.0, 220.0], chunks_total=5).records[1]
-    assert list(_places(record)) == [0, 2]  # a record without places: evenly spread
-    assert _places(replace(record, facts={**record.facts, "chunk_places": [1, 4]})) == [1, 4]
-
-
 def test_a_larger_sample_is_compared_on_the_chunks_of_the_smaller():
     few, many = perplexity([210.0, 220.0], chunks_total=4), perplexity([211.0, 999.0, 222.0, 999.0])
     for place, chunk in zip((0, 2), few.records[1].samples["chunks"], strict=True):
@@ -132,3 +113,6 @@ def test_a_larger_sample_is_compared_on_the_chunks_of_the_smaller():
     effect = found(few, many, "ppl")
     assert effect.subset == "2 chunks that both scored, of 4"
     assert effect.value == pytest.approx(100 * math.expm1(3 / 200))
+    record = perplexity([210.0, 220.0], chunks_total=5).records[1]
+    assert list(_places(record)) == [0, 2]  # a record without places: evenly spread
+    assert _places(replace(record, facts={**record.facts, "chunk_places": [1, 4]})) == [1, 4]

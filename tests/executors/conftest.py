@@ -1,9 +1,6 @@
 """A small matrix on a tiny model, run by each executor; and a worker that is made to fail."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -26,18 +23,18 @@ runners:
 
 
 @pytest.fixture
-def matrix(tmp_path: Path) -> Path:
+def matrix(tmp_path):
     (tmp_path / "m.yaml").write_text(MATRIX)
     return tmp_path / "m.yaml"
 
 
 @pytest.fixture
-def kvbench() -> Callable[..., Any]:
+def kvbench():
     """kvbench(words...): the command in this process."""
     return lambda *words: CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
 
 
-def quality(run: Path) -> dict[str, Any]:
+def quality(run):
     """What must be equal whoever measured it: samples and evidence of tasks that take no times, to the last
     bit, and what is derived."""
     whole = RunDir(run).load()
@@ -56,10 +53,10 @@ def quality(run: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+def broken(tmp_path, monkeypatch):
     """broken(module, code): fresh Python processes run the code when they are about to import the module."""
 
-    def breaks(module: str, code: str) -> None:
+    def breaks(module, code):
         (tmp_path / "site").mkdir()
         (tmp_path / "site" / "sitecustomize.py").write_text(
             "import os, signal, sys, time\n"

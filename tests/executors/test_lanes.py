@@ -5,17 +5,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvbench.data.fingerprint import fingerprint as data_fingerprint
 from kvbench.machine.host import host
 from kvbench.matrix.cells import Task
-from kvbench.matrix.load import Matrix, load
+from kvbench.matrix.load import load
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.tasks import key_of
 from kvbench.models.source import fingerprint as model_fingerprint
@@ -37,12 +35,12 @@ IDENTITY = {"torch": "1"}
 
 
 @pytest.fixture
-def lines(tmp_path: Path) -> Matrix:
+def lines(tmp_path):
     (tmp_path / "m.yaml").write_text(LINES)
     return load(tmp_path / "m.yaml")
 
 
-def test_jobs_hold_every_task_once_baselines_first_and_survive_json(lines: Matrix, tmp_path: Path) -> None:
+def test_jobs_hold_every_task_once_baselines_first_and_survive_json(lines, tmp_path):
     first, second = waves(lines, lines.tasks, None, IDENTITY)
     assert [len(unit.jobs) for unit in (*first, *second)] == [3] * 4  # a line's cells stay together
     keys = [
@@ -60,7 +58,7 @@ def test_jobs_hold_every_task_once_baselines_first_and_survive_json(lines: Matri
     assert first[0].jobs[0].baselines == {}
 
 
-def test_only_what_is_to_be_measured_becomes_a_job(lines: Matrix) -> None:
+def test_only_what_is_to_be_measured_becomes_a_job(lines):
     due = [task for task in lines.tasks if task.runner == "perplexity" and task.baseline]
     ((unit,),) = waves(lines, due, Path("/data"), IDENTITY)
     (job,) = unit.jobs
@@ -68,7 +66,7 @@ def test_only_what_is_to_be_measured_becomes_a_job(lines: Matrix) -> None:
     assert waves(lines, [], None, IDENTITY) == []
 
 
-def test_identities_of_jobs_are_those_in_the_keys() -> None:
+def test_identities_of_jobs_are_those_in_the_keys():
     root = Path(__file__).parents[2] / "matrices"
     for name in ("smoke", "int8_scales", "fp8_quality", "sensitivity"):
         m = load(
@@ -80,7 +78,7 @@ def test_identities_of_jobs_are_those_in_the_keys() -> None:
             assert key_of(RUNNERS[task.runner], task.spec, task.options, identity(task)) == task.key
 
 
-def test_the_identity_of_an_fp8_checkpoint_has_the_native_one_too(tmp_path: Path) -> None:
+def test_the_identity_of_an_fp8_checkpoint_has_the_native_one_too(tmp_path):
     for name in ("quantized", "whole"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"0")
@@ -98,7 +96,7 @@ def test_the_identity_of_an_fp8_checkpoint_has_the_native_one_too(tmp_path: Path
         assert key_of(RUNNERS[task.runner], task.spec, task.options, identity(task)) == task.key
 
 
-def test_differences_of_identity_are_named() -> None:
+def test_differences_of_identity_are_named():
     due = {"host": {"torch": "2.13.0", "device": "cuda: H200"}, "model": "m" * 80, "data": ["a"]}
     assert differing(due, due) == ""
     own = {"host": {"torch": "2.12.0", "device": "cuda: H200"}, "model": "n", "data": ["a"], "native": "x"}
@@ -107,7 +105,7 @@ def test_differences_of_identity_are_named() -> None:
     )
 
 
-def test_what_takes_times_is_split_off(lines: Matrix) -> None:
+def test_what_takes_times_is_split_off(lines):
     first, _ = waves(lines, lines.tasks, None, IDENTITY)
     beside, alone = split_timed(first[0])
     assert beside is not None
@@ -117,7 +115,7 @@ def test_what_takes_times_is_split_off(lines: Matrix) -> None:
     assert split_timed(beside)[1] is None
 
 
-def test_a_lease_is_one_process_and_dies_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_one_process_and_dies_with_it(tmp_path, monkeypatch):
     monkeypatch.setenv("KVBENCH_CACHE_DIR", str(tmp_path))
     code = (
         "import sys\nfrom kvbench.run.executors.local import leased\n"
@@ -140,7 +138,7 @@ def test_a_lease_is_one_process_and_dies_with_it(tmp_path: Path, monkeypatch: py
 GPUS = [{"name": "A", "uuid": "GPU-1"}, {"name": "B", "uuid": "GPU-2"}, {"name": "A", "uuid": "GPU-3"}]
 
 
-def test_only_gpus_of_the_type_in_the_keys_are_used() -> None:
+def test_only_gpus_of_the_type_in_the_keys_are_used():
     assert like_the_first(GPUS) == ["GPU-1", "GPU-3"]
     fewer, jobs = notices({"device": "cuda", "gpus": GPUS}, ["cuda"], 5)
     assert fewer.startswith("2 of 3 GPUs are used")
@@ -153,12 +151,12 @@ def test_only_gpus_of_the_type_in_the_keys_are_used() -> None:
 class Made:
     """Children that only note who ran when, in place of processes, and what a lane gave them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.stopped, self.ran, self.most = False, [], {}
-        self._now: dict[str, int] = {}
+        self._now = {}
         self._lock = threading.Lock()
 
-    def run(self, job: Job, run_dir: Path, done: Callable[[str], None], extra: Mapping[str, str]) -> Any:
+    def run(self, job, run_dir, done, extra):
         lane = extra.get("CUDA_VISIBLE_DEVICES", "cpu")
         with self._lock:
             self._now[lane] = self._now.get(lane, 0) + 1
@@ -170,19 +168,19 @@ class Made:
         with self._lock:
             self._now[lane] -= 1
 
-    def stop(self) -> None:
+    def stop(self):
         self.stopped = True
 
 
 class Told:
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path):
         self.run_dir, self.keys = RunDir(tmp_path), []
 
-    def done(self, job: Job, key: str) -> None:
+    def done(self, job, key):
         self.keys.append(key)
 
 
-def jobs(n: int, device: str) -> list[Unit]:
+def jobs(n, device):
     task = Task("", "storage", "", {}, {}, ("c",), None)
     return [
         Unit((Job(f"c{i}", device, (replace(task, key=f"k{i}"),), {}, {}, None, "/", {}),)) for i in range(n)
@@ -190,28 +188,26 @@ def jobs(n: int, device: str) -> list[Unit]:
 
 
 @pytest.fixture
-def do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Made, Told]]:
+def do(tmp_path, monkeypatch):
     monkeypatch.setenv("KVBENCH_CACHE_DIR", str(tmp_path))
 
-    def go(units: list[Unit], lanes: list[str], told: Told | None = None) -> tuple[Made, Told]:
+    def go(units, lanes, told=None):
         made, told = Made(), told or Told(tmp_path)
         monkeypatch.setattr(local, "Children", lambda: made)
-        local._do(units, lanes, told)  # type: ignore[arg-type]
+        local._do(units, lanes, told)
         return made, told
 
     return go
 
 
-def test_a_gpu_that_another_run_has_is_left_to_it(
-    do: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_another_run_has_is_left_to_it(do, capsys, monkeypatch):
     held, waited = threading.Event(), threading.Event()
 
-    def said(text: str) -> None:
+    def said(text):
         print(text)
         waited.set()
 
-    def hold() -> None:
+    def hold():
         with leased("GPU-1", 5):
             held.set()
             waited.wait(60)
@@ -230,28 +226,26 @@ def test_a_gpu_that_another_run_has_is_left_to_it(
     assert (made.most, len(told.keys)) == ({"GPU-1": 1, "GPU-3": 1}, 9)
 
 
-def test_a_fault_of_the_driver_ends_the_children(do: Any, tmp_path: Path) -> None:
+def test_a_fault_of_the_driver_ends_the_children(do, tmp_path):
     class Full(Told):
-        def done(self, job: Job, key: str) -> None:
+        def done(self, job, key):
             raise OSError(28, "no space left")
 
     with pytest.raises(OSError, match="no space left"):
         do(jobs(50, "cpu"), [local.CPU], Full(tmp_path))
 
 
-def test_times_are_taken_alone_however_many_jobs_run(
-    lines: Matrix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[tuple[int, set[str]]] = []
+def test_times_are_taken_alone_however_many_jobs_run(lines, tmp_path, monkeypatch):
+    calls = []
 
-    def note(units: list[Unit], lanes: list[str], tell: Any) -> None:
+    def note(units, lanes, tell):
         if units:
             calls.append((len(lanes), {t.runner for u in units for job in u.jobs for t in job.tasks}))
 
     monkeypatch.setattr(local, "_do", note)
     plan = Plan(lines.tasks, ())
-    local.Local(None, 4)(lines, plan, RunDir(tmp_path), None)  # type: ignore[arg-type]
+    local.Local(None, 4)(lines, plan, RunDir(tmp_path), None)
     assert calls == [(4, {"storage", "perplexity"}), (1, {"latency"})] * 2
     calls.clear()
-    local.Local(None)(lines, plan, RunDir(tmp_path), None)  # type: ignore[arg-type]
+    local.Local(None)(lines, plan, RunDir(tmp_path), None)
     assert calls == [(1, {"storage", "perplexity", "latency"})] * 2

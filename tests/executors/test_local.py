@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.executors.conftest import MATRIX, quality
 Run = Callable[..., Any]
 
 
-def test_fresh_processes_give_the_numbers_of_one_process(matrix: Path, tmp_path: Path, kvbench: Run) -> None:
+def test_fresh_processes_give_the_numbers_of_one_process(matrix, tmp_path, kvbench):
     assert kvbench("run", matrix, "--out", tmp_path / "inline").exit_code == 0
     due = quality(tmp_path / "inline")
     local = kvbench("run", matrix, "--executor", "local", "--out", tmp_path / "local")
@@ -35,9 +35,7 @@ def test_fresh_processes_give_the_numbers_of_one_process(matrix: Path, tmp_path:
     assert "4 of 4 tasks are already measured" in again.output
 
 
-def test_shards_that_are_merged_give_the_numbers_of_one_run(
-    matrix: Path, tmp_path: Path, kvbench: Run
-) -> None:
+def test_shards_that_are_merged_give_the_numbers_of_one_run(matrix, tmp_path, kvbench):
     shards = [tmp_path / f"shard{i}" for i in (1, 2)]
     text = MATRIX.replace("[native, int8_sym]", "[native, int8_sym, fp8_e4m3]")
     matrix.write_text(text.replace("limit_chunks: 2", "limit_chunks: 1"))
@@ -55,9 +53,7 @@ def test_shards_that_are_merged_give_the_numbers_of_one_run(
     assert "no shard measured perplexity pydoc stream512 on kv_format=fp8_e4m3" in missing.output
 
 
-def test_a_segfault_is_an_error_of_its_cell_and_the_others_go_on(
-    matrix: Path, tmp_path: Path, kvbench: Run, broken: Callable[[str, str], None]
-) -> None:
+def test_a_segfault_is_an_error_of_its_cell_and_the_others_go_on(matrix, tmp_path, kvbench, broken):
     """In the native cell's second task: its first one stands, int8_sym's perplexity lacks its baseline."""
     broken(
         "kvbench.runners.perplexity", "os.write(2, b'last words\\n'); os.kill(os.getpid(), signal.SIGSEGV)"
@@ -75,9 +71,7 @@ def test_a_segfault_is_an_error_of_its_cell_and_the_others_go_on(
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_before_its_first_task_leaves_an_error_for_each(
-    matrix: Path, tmp_path: Path, kvbench: Run, broken: Callable[[str, str], None]
-) -> None:
+def test_a_worker_that_dies_before_its_first_task_leaves_an_error_for_each(matrix, tmp_path, kvbench, broken):
     broken("kvbench.run.task.prepare", "os.write(2, b'no torch\\n'); os.kill(os.getpid(), signal.SIGKILL)")
     assert kvbench("run", matrix, "--executor", "local", "--out", tmp_path / "out").exit_code == 3
     errors = [r.error for r in RunDir(tmp_path / "out").load().records]
@@ -89,11 +83,11 @@ def test_a_worker_that_dies_before_its_first_task_leaves_an_error_for_each(
     ("code", "words"),
     [(-200, "was ended by signal 200 (unknown)"), (0, "ended with exit code 0 and without its records")],
 )
-def test_how_a_process_ended(code: int, words: str) -> None:
+def test_how_a_process_ended(code, words):
     assert ending(code) == words
 
 
-def test_there_is_no_number_under_a_false_identity(tmp_path: Path) -> None:
+def test_there_is_no_number_under_a_false_identity(tmp_path):
     """A text changes between the keys and the worker, and the worker's Triton is not the interpreted one."""
     text = tmp_path / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
@@ -123,7 +117,7 @@ def test_there_is_no_number_under_a_false_identity(tmp_path: Path) -> None:
 
 
 @contextmanager
-def started(matrix: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
+def started(matrix, out):
     with subprocess.Popen(
         [sys.executable, "-m", "kvbench", "run", str(matrix), "--executor", "local", "--out", str(out)],
         env={**os.environ, "PYTHONPATH": python_path()}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
@@ -131,7 +125,7 @@ def started(matrix: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 200) -> Any:
+def wait_for(what, seconds=200):
     until = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < until, "it did not come"
@@ -139,7 +133,7 @@ def wait_for(what: Callable[[], Any], seconds: float = 200) -> Any:
     return found
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -148,9 +142,7 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_children_end_with_their_driver_and_records_stay(
-    how: signal.Signals, matrix: Path, tmp_path: Path, kvbench: Run, broken: Callable[[str, str], None]
-) -> None:
+def test_children_end_with_their_driver_and_records_stay(how, matrix, tmp_path, kvbench, broken):
     """Ctrl-C, and a kill -9 that leaves the driver no time: the worker, busy in its second task, is gone too."""
     pid_file = tmp_path / "pid"
     broken(
@@ -173,7 +165,7 @@ def test_children_end_with_their_driver_and_records_stay(
 
 
 @pytest.mark.slow
-def test_it_stops_once_the_verdict_is_decided(matrix: Path, tmp_path: Path, kvbench: Run) -> None:
+def test_it_stops_once_the_verdict_is_decided(matrix, tmp_path, kvbench):
     (tmp_path / "gate.yaml").write_text(
         "checks:\n- {metric: kv_ratio_16bit, where: {kv_format: int8_sym}, at_most: 0.1, why: it cannot be}\n"
     )
@@ -194,7 +186,7 @@ def test_it_stops_once_the_verdict_is_decided(matrix: Path, tmp_path: Path, kvbe
         (["--shard", "1/2", "--canary"], "a shard decides no verdict"),
     ],
 )
-def test_words_that_do_not_go_together(matrix: Path, kvbench: Run, words: list[str], said: str) -> None:
+def test_words_that_do_not_go_together(matrix, kvbench, words, said):
     result = kvbench("run", matrix, *words)
     assert result.exit_code == 2
     assert said in result.output

@@ -3,7 +3,6 @@
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +17,7 @@ Run = Callable[..., Any]
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_local_ray_gives_the_same_numbers(
-    matrix: Path, tmp_path: Path, kvbench: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_ray_gives_the_same_numbers(matrix, tmp_path, kvbench, monkeypatch):
     ray = pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert kvbench("run", matrix, "--out", tmp_path / "inline").exit_code == 0
@@ -33,9 +30,7 @@ def test_a_local_ray_gives_the_same_numbers(
 
 
 @pytest.mark.ray
-def test_a_crash_on_ray_is_told_and_not_retried(
-    matrix: Path, tmp_path: Path, kvbench: Run, broken: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_on_ray_is_told_and_not_retried(matrix, tmp_path, kvbench, broken, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     tried = tmp_path / "tried"
@@ -51,15 +46,13 @@ def test_a_crash_on_ray_is_told_and_not_retried(
     assert records["storage", "int8_sym"].status == "ok"
 
 
-def test_without_ray_the_command_that_gets_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_command_that_gets_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r'not installed; install it: pip install "kvbench\[ray\]"'):
         on_ray.module()
 
 
-def test_a_cluster_that_is_not_there_is_told_at_once(
-    matrix: Path, kvbench: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_that_is_not_there_is_told_at_once(matrix, kvbench, monkeypatch):
     """Ray itself would try for minutes."""
     pytest.importorskip("ray")
     with socket.socket() as taken:

@@ -15,25 +15,24 @@ GPU = {"name": "GPU", "memory_bytes": 1, "compute_capability": "9.0", "driver": 
 
 
 def test_host_is_json_and_names_the_machine_but_not_in_the_identity():
-    facts = host()
-    assert json.loads(json.dumps(facts.environment))["host"] == socket.gethostname()
+    facts, env = host(), host().environment
+    assert json.loads(json.dumps(env))["host"] == socket.gethostname()
     assert socket.gethostname() not in facts.identity.values()
-    assert facts.environment["identity"] == facts.identity
-    assert facts.environment["boot_id"] is None or len(facts.environment["boot_id"]) == 36
+    assert env["identity"] == facts.identity
+    assert env["boot_id"] is None or len(env["boot_id"]) == 36
     assert facts.device in ("cpu", "cuda")
-    assert facts.environment["kvbench"] == kvbench.__version__
-    assert facts.environment["cpu"]
-    assert facts.environment["cpu_cores"] >= 1
-    assert facts.environment["memory_bytes"] > 2**28
-    assert facts.environment["packages"]["torch"] == facts.identity["torch"]
-    assert facts.environment["device_reason"]
+    assert (env["kvbench"], env["packages"]["torch"]) == (kvbench.__version__, facts.identity["torch"])
+    assert env["cpu"]
+    assert env["cpu_cores"] >= 1
+    assert env["memory_bytes"] > 2**28
+    assert env["device_reason"]
     assert set(facts.identity) == {"kvbench", "torch", "transformers", "triton", "device"}
     assert all(isinstance(value, str) and value for value in facts.identity.values())
     assert environment._version("kvbench-no-such-package") is None
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def roots(tmp_path_factory):
     """A copy of the installed source: kvbench and the kernels."""
     folder = tmp_path_factory.mktemp("source")
     ignore = shutil.ignore_patterns("__pycache__")
@@ -41,40 +40,38 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 MEASURES = [
-    "kvbench/formats/kv.py",
-    "kvbench/models/source.py",
-    "kvbench/data/corpora.py",
-    "kvbench/matrix/resolve.py",
-    "kvbench/engines/protocol.py",
-    "kvbench/engines/reference/kv/store.py",
-    "kvbench/evidence/examine.py",
-    "kvbench/runners/perplexity.py",
-    "kvbench/runners/text/logits.py",
-    "kvbench/run/task/measure.py",
-    "kvbench/machine/device_state.py",
-    "kvbench_kernels/kv/quantize.py",
-    "kvbench_kernels/gemm/w8a8.py",
+    "formats/kv",
+    "models/source",
+    "data/corpora",
+    "matrix/resolve",
+    "engines/protocol",
+    "engines/reference/kv/store",
+    "evidence/examine",
+    "runners/perplexity",
+    "runners/text/logits",
+    "run/task/measure",
+    "machine/device_state",
 ]
 READS = [
-    "kvbench/cli/main.py",
-    "kvbench/cli/reference.py",
-    "kvbench/compare/two_runs.py",
-    "kvbench/gate/evaluate.py",
-    "kvbench/machine/host.py",
-    "kvbench/metrics/perplexity.py",
-    "kvbench/preflight/validate.py",
-    "kvbench/records/record.py",
-    "kvbench/report/html.py",
-    "kvbench/run/merge.py",
-    "kvbench/run/progress.py",
-    "kvbench/selftest/suite.py",
-    "kvbench/stats/intervals.py",
+    "cli/main",
+    "cli/reference",
+    "compare/two_runs",
+    "gate/evaluate",
+    "machine/host",
+    "metrics/perplexity",
+    "preflight/validate",
+    "records/record",
+    "report/html",
+    "run/merge",
+    "run/progress",
+    "selftest/suite",
+    "stats/intervals",
 ]
+FILES = {f"kvbench/{name}.py": name in MEASURES for name in MEASURES + READS}
+FILES |= dict.fromkeys(("kvbench_kernels/kv/quantize.py", "kvbench_kernels/gemm/w8a8.py"), True)
 
 
-@pytest.mark.parametrize(
-    ("name", "stale"), [*((name, True) for name in MEASURES), *((name, False) for name in READS)]
-)
+@pytest.mark.parametrize(("name", "stale"), FILES.items())
 def test_an_edit_of_what_measures_makes_stored_results_stale_and_no_other(roots, name, stale):
     everything, measuring = source_digest(roots=roots), source_digest(measuring_only=True, roots=roots)
     path = roots[0].parent / name
@@ -99,17 +96,9 @@ def test_what_measures_is_there_and_is_looked_at_by_folder(roots):
 
 @pytest.mark.parametrize(
     ("chosen", "expected"),
-    [
-        *[(None, [0, 1, 2]), ("", []), ("-1", []), ("2", [2]), ("1, 0", [1, 0]), ("0,7,1", [0])],
-        *[
-            ("GPU-abc", []),
-            ("GPU-b", [1]),
-            ("GPU-c2,GPU-a", [2, 0]),
-            ("0,GPU-x,1", [0]),
-            ("MIG-abc", [0, 1, 2]),
-        ],
-    ],
-)
+    [(None, [0, 1, 2]), ("", []), ("-1", []), ("2", [2]), ("1, 0", [1, 0]), ("0,7,1", [0]), ("GPU-abc", []),
+     ("GPU-b", [1]), ("GPU-c2,GPU-a", [2, 0]), ("0,GPU-x,1", [0]), ("MIG-abc", [0, 1, 2])],
+)  # fmt: skip
 def test_cuda_visible_devices(chosen, expected, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen or "")
     if chosen is None:

@@ -2,15 +2,11 @@
 verdict."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
-from kvbench.records.run import RunDir
 from tests.factories.runs.made import MadeRun, layers, storage_facts
 
 KEY = "storage--cand"
@@ -18,7 +14,7 @@ MATRIX = "name: m\nmodel: tiny-llama\naxes: {kv_format: [native]}\nrunners: {sto
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
+def run_dir(tmp_path):
     made = MadeRun().measure(
         "storage",
         (layers(2, 512, 64), storage_facts(16, 2048)),
@@ -27,7 +23,7 @@ def run_dir(tmp_path: Path) -> RunDir:
     return made.on_disk(tmp_path / "run")
 
 
-def gate(run: RunDir) -> Any:
+def gate(run):
     return CliRunner().invoke(app, ["gate", str(run.path)])
 
 
@@ -39,7 +35,7 @@ def test_a_file_that_is_no_record(run_dir, text):
     assert f"{KEY}.json" in result.stderr
 
 
-DAMAGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+DAMAGES = {
     "status": lambda d: d.update(status="great"),
     "no status": lambda d: d.update(status=None),
     "samples": lambda d: d.update(samples=[]),
@@ -61,7 +57,7 @@ def test_a_damaged_record(run_dir, damage):
     assert_refused(run_dir, run_dir.record_path(KEY), DAMAGES[damage])
 
 
-def assert_refused(run_dir: RunDir, path: Path, damage: Callable[[dict[str, Any]], Any]) -> None:
+def assert_refused(run_dir, path, damage):
     data = json.loads(path.read_text())
     damage(data)
     path.write_text(json.dumps(data))
@@ -79,7 +75,7 @@ def test_a_sample_that_is_no_number_is_no_pass(run_dir, payload):
     assert gate(run_dir).exit_code in (1, 3)
 
 
-MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+MANIFESTS = {
     "empty": lambda d: d.clear(),
     "schema": lambda d: d.update(schema=9),
     "no cells": lambda d: d.update(cells=[]),

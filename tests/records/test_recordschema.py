@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -19,13 +18,13 @@ ROOT = Path(__file__).parents[2]
 SCHEMAS = {"record": record_schema, "manifest": manifest_schema, "results": results_schema}
 
 
-def faults(kind: str, data: Any) -> list[str]:
+def faults(kind, data):
     validator = jsonschema.Draft202012Validator(SCHEMAS[kind]())
     return [f"{e.json_path}: {e.message}" for e in validator.iter_errors(data)]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+def run(tmp_path_factory):
     """A run of today's code on a tiny model: matrix, records, gate, report."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "m.yaml").write_text(

@@ -1,10 +1,7 @@
 """Shares of a matrix: what each measures, that together they are the whole, and how one is judged alone."""
 
 import math
-from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,11 +9,10 @@ from kvbench.errors import UsageError
 from kvbench.files import write_json
 from kvbench.gate import evaluate as gates
 from kvbench.gate.policy import Check
-from kvbench.matrix.load import Matrix, load
+from kvbench.matrix.load import load
 from kvbench.metrics.collect import METRICS, derive
 from kvbench.records import shards
-from kvbench.records.record import Record
-from kvbench.records.run import Run, RunDir
+from kvbench.records.run import RunDir
 from kvbench.records.shards import Shard, Share
 from tests.factories.runs.made import CAND, MadeRun, layers, storage_facts
 
@@ -24,8 +20,8 @@ AXES = "kv_format: [native, int8_sym], batch: [1, 2], context: [20, 40, 60]"
 
 
 @pytest.fixture
-def matrix(tmp_path: Path) -> Any:
-    def make(axes: str = AXES, runners: str = "latency: {}, storage: {}, perplexity: {}") -> Matrix:
+def matrix(tmp_path):
+    def make(axes=AXES, runners="latency: {}, storage: {}, perplexity: {}"):
         text = f"model: {{source: tiny-llama, plumbing: true}}\naxes: {{{axes}}}\nrunners: {{{runners}}}\n"
         (tmp_path / "m.yaml").write_text(f"name: m\n{text}")
         return load(tmp_path / "m.yaml")
@@ -82,7 +78,7 @@ def test_cells_of_a_line_stay_together(matrix):
         shards.share_of(m.cells, m.tasks, Shard(3, 3))
 
 
-def made() -> MadeRun:
+def made():
     run = MadeRun("int8_sym")
     native = layers(2, 65536, 0), storage_facts(16, 131072)
     return run.measure("storage", (layers(2, 32768, 512), storage_facts(16, 131072)), native).measure(
@@ -90,7 +86,7 @@ def made() -> MadeRun:
     )
 
 
-def share_of(run: MadeRun, keys: Collection[str], records: Sequence[Record]) -> Run:
+def share_of(run, keys, records):
     """The run of a share that measures these tasks, with the records that it has of them."""
     whole = run.run_with(shard=Share(Shard(1, 2), frozenset(keys)))
     return replace(whole, records=tuple(records))
@@ -105,7 +101,7 @@ checks:
 """
 
 
-def verdict_of(tmp_path: Path, run: Run, limit: str = "0.9") -> Any:
+def verdict_of(tmp_path, run, limit="0.9"):
     (tmp_path / "gate.yaml").write_text(GATE.replace("LIMIT", limit))
     return gates.evaluate(gates.load(tmp_path / "gate.yaml"), run, derive(run))
 

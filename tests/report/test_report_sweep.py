@@ -83,37 +83,35 @@ def test_a_scale_collapses_if_more_than_half_of_its_texts_do(effect, word):
     assert word in ScaleEffect(*effect).sentence
 
 
-@pytest.mark.parametrize(
-    "left", [[("native", None), ("int8_sym", None)], [("native", None), ("int8_static", 1.0)]]
-)
-def test_no_sweep_where_a_run_has_fewer_than_two_scales(left, passing):
-    args = swept({key: FOUND[key] for key in left})
-    assert scale_sweep(args) is None
-    assert "Static scales" not in render(build(args))
+def test_no_sweep_where_a_run_has_fewer_than_two_scales(passing):
+    for other in (("int8_sym", None), ("int8_static", 1.0)):
+        args = swept({key: FOUND[key] for key in (("native", None), other)})
+        assert scale_sweep(args) is None
+        assert "Static scales" not in render(build(args))
     assert build(passing.judged).sweep is None
 
 
+def words(drawing):
+    return {element.text for element in ET.fromstring(drawing).iter(f"{SVG}text")}
+
+
 def test_the_plot_is_whole_and_one_of_perplexity_alone_has_one_panel():
-    svg = scale_svg(scale_sweep(swept()), "Scales < all")
-    texts = {e.text for e in ET.fromstring(svg).iter(f"{SVG}text")}
+    drawing = scale_svg(scale_sweep(swept()), "Scales < all")
     names = {"0.05", "0.1", "1", "scale", "perplexity delta (%)", "useful tokens", "10", "1,000"}
-    assert names <= texts
-    assert not [text for text in texts if "$" in text]
-    assert not [i for i in range(4) if f"var(--s{i})" not in svg]
+    assert names <= words(drawing)
+    assert not [text for text in words(drawing) if "$" in text]
+    assert not [i for i in range(4) if f"var(--s{i})" not in drawing]
     found = scale_sweep(swept({key: (ppl, None, None) for key, (ppl, _, _) in FOUND.items()}))
     assert found.sentence.startswith("int8_static scale 1 gives perplexity +3,041%; 0.1 gives")
-    texts = {e.text for e in ET.fromstring(scale_svg(found, "t")).iter(f"{SVG}text")}
-    assert {"perplexity delta (%)", "useful tokens"} & texts == {"perplexity delta (%)"}
-
-
-def test_an_open_mark_is_right_censored():
-    """The same numbers, once at the end of the text and once before it."""
-
-    def drawn(steps):
+    assert {"perplexity delta (%)", "useful tokens"} & words(scale_svg(found, "t")) == {
+        "perplexity delta (%)"
+    }
+    opened = []  # an open mark is right-censored: the same numbers at the end of the text and before it
+    for steps in (256, 300):
         points = ((0.1, ScaleEffect(None, 256, steps, 0.0)), (1.0, ScaleEffect(None, 5, steps, 1.0)))
-        return scale_svg(Sweep((ScaleLine("x", points),), (), ""), "t")
-
-    assert [drawn(steps).count("fill-opacity: 0") for steps in (256, 300)] == [1, 0]
+        drawing = scale_svg(Sweep((ScaleLine("x", points),), (), ""), "t")
+        opened.append(drawing.count("fill-opacity: 0"))
+    assert opened == [1, 0]
 
 
 def test_page_and_console_show_it(capsys):

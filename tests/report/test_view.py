@@ -34,21 +34,23 @@ def test_importing_the_report_loads_nothing_heavy():
     code = (
         "import sys, kvbench.report.view, kvbench.report.console, kvbench.report.write\n"
         "import kvbench.report.figures.plots\n"
-        "heavy = {'torch', 'transformers', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'rich', 'numpy'}\n"
-        "heavy.add('yaml')\n"
-        "print(sorted(heavy & set(sys.modules)))"
+        "heavy = 'torch transformers pandas scipy matplotlib jinja2 rich numpy yaml'.split()\n"
+        "print(sorted({*heavy} & {*sys.modules}))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout == "[]\n"
 
 
-def test_a_passing_run_has_no_findings(passing):
+def test_a_passing_run_has_no_findings_and_one_without_records_or_outcomes_makes_a_report(passing):
     view = build(passing.judged)
     assert (view.word, view.tone, view.exit_code) == ("PASS", "pass", 0)
     assert (view.failures, view.fallbacks, view.gaps, view.notices) == ((), (), (), ())
     assert view.created_at == "2026-10-01 12:00:00 UTC"
     assert view.cell_keys == ("kv_format", "batch", "context")
     assert {("page_size", "16"), ("scale", "null")} <= set(view.fixed)
+    view = build(replace(passing, records=[], rows=[]).with_outcomes(change=lambda o: None).judged)
+    assert (view.word, view.tone, view.itl, view.bytes) == ("NOT EVALUATED", "incomplete", (), ())
+    assert "No check was evaluated." in render(view)
 
 
 def test_each_baseline_is_directly_above_its_candidates_and_shared_tasks_are_one_line(passing):
@@ -61,9 +63,7 @@ def test_each_baseline_is_directly_above_its_candidates_and_shared_tasks_are_one
     assert got.baseline.text == "native · batch 4 · context 512"
     assert entry(view, "storage", "kv_ratio", kv_format="native", batch="4") is None
     assert entry(view, "quality", "ppl_delta_pct", kv_format="int8_sym").baseline.text == "native"
-
-
-def test_a_cell_with_another_value_than_its_shared_task_has_a_line_of_its_own(passing):
+    # A cell with another value than its shared task has a line of its own.
     odd = passing.cell(kv_format="int8_sym", batch=4, context=512).id
     made = passing.with_rows(lambda r: replace(r, value=99.0) if (r.cell, r.metric) == (odd, "ppl") else r)
     lines = table(build(made.judged), "quality").lines
@@ -163,7 +163,7 @@ def test_a01_a_request_that_was_dropped_on_the_way_is_no_fallback(passing):
 
 
 @pytest.mark.parametrize("status", ["refused", "not_evaluated"])
-def test_a_refused_task_is_a_gap_with_its_message(passing, status):
+def test_what_was_refused_or_never_ran_is_a_gap_and_no_failure(passing, status):
     error = {"reason": "not_available", "message": "WikiText-2 is not here; get it with `x`."}
 
     def change(record):
@@ -175,9 +175,6 @@ def test_a_refused_task_is_a_gap_with_its_message(passing, status):
     optional = {"metric": "ttft_ms", "required": False, "why": "hm"}
     view = build(passing.with_outcomes(outcome("ttft_ms at most 5", "not_evaluated", **optional)).judged)
     assert (view.exit_code, view.gaps[0].why, view.checks[-1].required) == (0, "Not required. hm", False)
-
-
-def test_cells_that_never_ran_are_gaps_and_not_failures(passing):
     ran = [record for record in passing.records if record.spec["kv_format"] == "native"]
     view = build(replace(passing, records=ran).judged)
     names = [[name in item.sentence for name in ("storage", "parity")] for item in view.gaps[0].items]
@@ -187,15 +184,8 @@ def test_cells_that_never_ran_are_gaps_and_not_failures(passing):
 def test_a17_t3_how_a_number_was_measured_is_kept_with_it(passing):
     errors = {"x1": 0.0065, "x30": 0.068, "x100": 0.226}
     made = passing.with_records(lambda r: replace(r, facts={**r.facts, "error_beside_outlier": errors}))
-    want = {
-        "split": "test",
-        "stride": "512",
-        "protocol": "stream512",
-        "scored": "292,883",
-        "bos": "none",
-        "error_beside_outlier.x1": "0.0065",
-        "error_beside_outlier.x100": "0.226",
-    }
+    want = {"split": "test", "stride": "512", "protocol": "stream512", "scored": "292,883", "bos": "none"}
+    want |= {"error_beside_outlier.x1": "0.0065", "error_beside_outlier.x100": "0.226"}
     assert want.items() <= dict(table(build(made.judged), "quality").facts[0].pairs).items()
     texts = {"native_text": " a dog.", "continuation_text": " a\ncat."}
     made = passing.with_records(lambda r: replace(r, samples=texts) if r.key == "agreement--int8_sym" else r)
@@ -212,10 +202,3 @@ def test_labels_that_would_be_equal_get_their_ids(maker):
     labels = Labels(made.run)
     texts = [labels.cell(cell.id).text for cell in made.manifest.cells]
     assert len(set(texts)) == len(texts)
-
-
-def test_a_run_without_records_or_outcomes_makes_a_report(passing):
-    empty = replace(passing, records=[], rows=[]).with_outcomes(change=lambda o: None)
-    view = build(empty.judged)
-    assert (view.word, view.tone, view.itl, view.bytes) == ("NOT EVALUATED", "incomplete", (), ())
-    assert "No check was evaluated." in render(view)

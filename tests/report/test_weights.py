@@ -32,9 +32,7 @@ def fp8(maker):
     """FP8 weights, whose prompts ran on W8A8 and whose decode steps ran on W8A16; and the sweep of rows."""
     made = maker(batches=(1,), contexts=(128,), fixed={"weights": FP8, "gemm": "auto"})
     cells = [cell.id for cell in made.manifest.cells]
-    more = [
-        Row(cell, m, "", value, UNITS[unit], note=note) for cell in cells for m, value, unit, note in MEASURED
-    ]
+    more = [Row(cell, m, "", v, UNITS[unit], note=note) for cell in cells for m, v, unit, note in MEASURED]
     return replace(made, rows=[*made.rows, *more])
 
 
@@ -60,30 +58,24 @@ def printed(made):
 
 
 def test_w8a8_and_w8a16_are_told_apart_in_every_output(fp8, passing):
+    paths = "w8a16 + w8a8"
     line = build(fp8.judged).precision[0].line
     weights, gemm = line.choice("weights"), line.choice("gemm")
-    assert (weights.requested, weights.resolved, line.effective_weights, line.state) == (
-        *[FP8] * 3,
-        "verified",
-    )
-    assert (gemm.resolved, line.stored_weights, line.products) == ("by_shape", STORED, "w8a16 + w8a8")
+    assert (weights.requested, weights.resolved, line.effective_weights) == (FP8,) * 3
+    assert (gemm.resolved, line.stored_weights, line.products) == ("by_shape", STORED, paths)
+    assert line.state == "verified"
     wide = next(iter(csv.DictReader(io.StringIO(as_csv(wide_table(fp8.judged))))))
     want = dict.fromkeys(("weights", "weights_resolved", "effective_weights"), FP8)
-    want |= {
-        "gemm": "auto",
-        "gemm_resolved": "by_shape",
-        "stored_weights": STORED,
-        "products": "w8a16 + w8a8",
-    }
+    want |= {"gemm": "auto", "gemm_resolved": "by_shape", "stored_weights": STORED, "products": paths}
     assert want.items() <= wide.items()
     cell = result_json(fp8.judged)["cells"][0]
     assert (cell["effective_weights"], cell["choices"]["gemm"]["resolved"]) == (FP8, "by_shape")
-    assert (cell["precision"]["weights"], cell["precision"]["gemm"]) == (STORED, "w8a16 + w8a8")
+    assert (cell["precision"]["weights"], cell["precision"]["gemm"]) == (STORED, paths)
     page, console = text_of(render(build(fp8.judged))), printed(fp8)
-    assert f"{FP8} {FP8} {FP8} {STORED} w8a16 + w8a8" in page
+    assert f"{FP8} {FP8} {FP8} {STORED} {paths}" in page
     row = console[console.index("Precision of the weights") :].splitlines()[4]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[1:] == [FP8] * 3 + [STORED, "by_shape", "w8a16 + w8a8"]
+    assert cells[1:] == [FP8] * 3 + [STORED, "by_shape", paths]
     # `native` alone would be read as the weights.
     assert "|KV native · batch 1 · context 128" in console
     assert not re.search(r"^\|native ·", console, re.MULTILINE)

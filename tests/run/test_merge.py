@@ -1,9 +1,6 @@
 """Merging shards: what is kept, what is refused by name, what differs, what is missing."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +16,7 @@ from tests.factories.runs.made import MadeRun, decision, evidence, layers, stora
 IDENTITY = {"torch": "2.13.0", "device": "cpu: X"}
 
 
-def made() -> MadeRun:
+def made():
     own, native = ({"chunks": [{"nll": nll}]} for nll in (2.0, 1.0))
     run = MadeRun("int8_sym").measure("perplexity", (own, {}), (native, {}), variant="pydoc stream512")
     return run.measure("latency", ({"arms": [{"itl_ms": [1.0]}]}, {}), ({"arms": []}, {}))
@@ -28,7 +25,7 @@ def made() -> MadeRun:
 KEYS = [f"{task}-{cell}" for task in ("perplexity-pydoc stream512", "latency-") for cell in ("base", "cand")]
 
 
-def part(number: int, keys: Sequence[str], run: MadeRun | None = None, **manifest: Any) -> Part:
+def part(number, keys, run=None, **manifest):
     environment = {"host": f"h{number}", "identity": IDENTITY}
     fields = {
         "matrix": MatrixFile("m.yaml", "s", {"axes": {"batch": [1]}}),
@@ -41,7 +38,7 @@ def part(number: int, keys: Sequence[str], run: MadeRun | None = None, **manifes
     return Part(f"shard {number} of 2", replace(whole, records=tuple(own)))
 
 
-def with_record(own: Part, key: str, **fields: Any) -> Part:
+def with_record(own, key, **fields):
     records = [replace(r, **fields) if r.key == key else r for r in own.run.records]
     return replace(own, run=replace(own.run, records=tuple(records)))
 
@@ -49,7 +46,7 @@ def with_record(own: Part, key: str, **fields: Any) -> Part:
 ONE, TWO = part(1, KEYS[:2] + KEYS[2:3]), part(2, [KEYS[0], KEYS[3]])
 
 
-def test_each_task_once_from_the_lowest_shard_whatever_the_order_given() -> None:
+def test_each_task_once_from_the_lowest_shard_whatever_the_order_given():
     for parts in ([ONE, TWO], [TWO, ONE]):
         merged = merged_of(parts)
         assert [r.key for r in merged.run.records] == KEYS
@@ -63,7 +60,7 @@ def test_each_task_once_from_the_lowest_shard_whatever_the_order_given() -> None
     assert merged_of([ONE, part(2, KEYS[:1])]).missing == ("latency on kv_format=int8_sym",)
 
 
-def test_quality_samples_that_differ_are_named_and_times_are_not_compared() -> None:
+def test_quality_samples_that_differ_are_named_and_times_are_not_compared():
     other = with_record(TWO, KEYS[0], samples={"chunks": [{"nll": 1.0000000000000002}]})
     merged = merged_of([ONE, other])
     (said,) = merged.differences
@@ -77,13 +74,13 @@ def test_quality_samples_that_differ_are_named_and_times_are_not_compared() -> N
     assert merged_of(nans).differences == ()
 
 
-def test_a_failure_of_the_lowest_shard_is_kept_and_named() -> None:
+def test_a_failure_of_the_lowest_shard_is_kept_and_named():
     merged = merged_of([with_record(ONE, KEYS[0], status=NOT_EVALUATED, error={"message": "no data"}), TWO])
     assert merged.run.records[0].status == NOT_EVALUATED
     assert "one ended as not_evaluated, the other as ok" in merged.differences[0]
 
 
-def changed(**manifest: Any) -> Part:
+def changed(**manifest):
     return part(2, [KEYS[0], KEYS[3]], **manifest)
 
 
@@ -100,21 +97,21 @@ def changed(**manifest: Any) -> Part:
         (changed(stopped=Stopped(CANARY, "precision", "the canary")), "--canary stopped shard 2 of 2"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(other: Part, said: str) -> None:
+def test_what_does_not_fit_is_refused_by_name(other, said):
     with pytest.raises(UsageError, match=f"shard 2 of .* cannot be merged with shard 1 of 2: .*{said}"):
         merged_of([ONE, other])
     with pytest.raises(UsageError, match="two runs or more"):
         merged_of([ONE])
 
 
-def stored(path: Path, own: Part) -> Path:
+def stored(path, own):
     RunDir(path).write_manifest(own.run.manifest)
     for record in own.run.records:
         RunDir(path).write(record)
     return path
 
 
-def test_the_folder_holds_the_merged_run_and_nothing_else_is_overwritten(tmp_path: Path) -> None:
+def test_the_folder_holds_the_merged_run_and_nothing_else_is_overwritten(tmp_path):
     runs = [stored(tmp_path / "1", ONE), stored(tmp_path / "2", TWO)]
     out = tmp_path / "out"
     merge_runs(runs, out)
@@ -128,23 +125,23 @@ def test_the_folder_holds_the_merged_run_and_nothing_else_is_overwritten(tmp_pat
         merge_runs([tmp_path / "nothing", runs[0]], tmp_path / "o")
 
 
-def sized(number: int, payload: int, **facts: Any) -> Part:
+def sized(number, payload, **facts):
     keys = ["storage--base", "storage--cand"]
     own, native = (layers(2, 512, 64), storage_facts(16, 2048) | facts), layers(2, payload, 0)
     return part(number, keys, MadeRun("int8_sym").measure("storage", own, (native, storage_facts(16, 2048))))
 
 
-def judged(parts: list[Part]) -> tuple[int, list[str]]:
+def judged(parts):
     merged = merged_of(parts)
     found = evaluate(None, merged.run, derive(merged.run))
     return found.exit_code, [o.status for o in found.outcomes if o.check == "merge"]
 
 
-def shown(**fields: Any) -> dict[str, Any]:
+def shown(**fields):
     return {**evidence("int8_sym"), **fields}
 
 
-def levels(bad: str, state: str) -> dict[str, Any]:
+def levels(bad, state):
     return evidence("int8_sym", *(Level(name, state if name == bad else "verified", "s") for name in LEVELS))
 
 
@@ -160,9 +157,7 @@ def levels(bad: str, state: str) -> dict[str, Any]:
         ({"status": ERROR, "error": {"message": "x"}}, "one ended as error, the other as ok"),
     ],
 )  # fmt: skip
-def test_the_copy_that_stands_worse_is_kept_whichever_shard_has_it(
-    worse: dict[str, Any], said: str, number: int
-) -> None:
+def test_the_copy_that_stands_worse_is_kept_whichever_shard_has_it(worse, said, number):
     parts = [sized(1, 2048), sized(2, 2048)]
     parts[number - 1] = with_record(parts[number - 1], "storage--cand", **worse)
     merged = merged_of(parts)
@@ -174,7 +169,7 @@ def test_the_copy_that_stands_worse_is_kept_whichever_shard_has_it(
     assert outcomes == ["inconclusive"]
 
 
-def test_bytes_that_differ_are_named_and_no_gate_passes_them() -> None:
+def test_bytes_that_differ_are_named_and_no_gate_passes_them():
     assert judged([sized(1, 2048), sized(2, 2048, load_seconds=9.0, device_peak_bytes=7)]) == (0, [])
     for parts in ([sized(1, 2048), sized(2, 4096)], [sized(1, 4096), sized(2, 2048)]):
         merged = merged_of(parts)
@@ -183,7 +178,7 @@ def test_bytes_that_differ_are_named_and_no_gate_passes_them() -> None:
         assert judged(parts) == (4, ["inconclusive"])
 
 
-def test_what_differed_is_not_forgotten_by_merging_again() -> None:
+def test_what_differed_is_not_forgotten_by_merging_again():
     a, b = sized(1, 4096), sized(2, 2048)
     once = merged_of([a, b])
     both = Part("both", once.run)
@@ -193,11 +188,11 @@ def test_what_differed_is_not_forgotten_by_merging_again() -> None:
         assert judged(parts) == (4, ["inconclusive"])
 
 
-def swaps(seconds: float, layer_bytes: int) -> dict[str, Any]:
+def swaps(seconds, layer_bytes):
     return {"swaps": [{"seconds": seconds, "layer_bytes": [layer_bytes]}]}
 
 
-def products(us: float, error: float) -> dict[str, Any]:
+def products(us, error):
     return {"products": [{"rows": [{"us": us, "error": error}]}]}
 
 
@@ -217,7 +212,7 @@ def products(us: float, error: float) -> dict[str, Any]:
         ("latency", {"arms": [{"itl_ms": [1.0]}]}, {"arms": [{"itl_ms": [2.0]}]}, ""),
     ],
 )
-def test_times_alone_may_differ(runner: str, one: dict[str, Any], other: dict[str, Any], said: str) -> None:
+def test_times_alone_may_differ(runner, one, other, said):
     record = MadeRun("int8_sym").measure(runner, (one, {"a_bytes": 1, "held_bytes": 2}), ({}, {})).records[1]
     assert differing(record, replace(record, samples=other, facts={"a_bytes": 1, "held_bytes": 3})) == said
     if runner == "transfer":
