@@ -1,9 +1,6 @@
 """Pages of made-up runs and of one real one, each written once, for the Chromium of tests/conftest.py."""
 
-from collections.abc import Callable
-
 import pytest
-from playwright.sync_api import Page
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
@@ -14,10 +11,10 @@ from tests.report.hostile import hostile
 
 # Markup, handlers, a formula, a newline, Chinese, a direction override and 500 characters without a break.
 NASTY = (
-    '<script>window.harmed = 1</script><img src=x onerror=\'window.harmed = 1\'>"onmouseover="window.harmed = 1" '
-    '=HYPERLINK("http://example.invalid")\nnext line 量化键值缓存 \u202ertl עברית ' + "n" * 500
+    "<script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>"
+    '"onmouseover="window.harmed = 1" =HYPERLINK("http://example.invalid")\n'
+    f"next line 量化键值缓存 \u202ertl עברית {'n' * 500}"
 )
-
 MATRIX = """\
 name: tiny
 model: {source: tiny-llama, plumbing: true}
@@ -27,8 +24,6 @@ runners:
   latency: {new_tokens: 3, repeats: 2, warmup: 1}
   agreement: {steps: 24, prompt_tokens: 12, continuation: 4}
 """
-
-Open = Callable[..., Page]
 
 
 @pytest.fixture(scope="session")
@@ -65,9 +60,7 @@ def show(chromium, pages):
 
     Fails at the end of the test if the page requested anything but its file, or logged a message.
     """
-    asked = []
-    complaints = []
-    contexts = []
+    asked, complaints, contexts = [], [], []
 
     def go(kind, width=1400, scheme="light", scripts=True, **more):
         looks = {"color_scheme": scheme, "java_script_enabled": scripts, **more}
@@ -92,5 +85,4 @@ def show(chromium, pages):
     yield go
     for context in contexts:
         context.close()
-    assert asked == []
-    assert complaints == []
+    assert (asked, complaints) == ([], [])

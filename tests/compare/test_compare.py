@@ -1,18 +1,23 @@
 """`kvbench compare`: outcomes and exit codes, what is refused, what is named, and the runs turned over."""
 
+import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats as oracle
 
+from kvbench.compare.history import history
 from kvbench.compare.pairing import pairs_of
 from kvbench.compare.result import BETTER, NOT_EVALUATED, NOT_JUDGED, SAME, UNDECIDED, WORSE, spoken
-from kvbench.compare.two_runs import compare, judge
+from kvbench.compare.two_runs import changes, compare, judge
 from kvbench.errors import UsageError
-from kvbench.metrics.declare.metric import MARGINS
+from kvbench.metrics.declare.metric import MARGINS, Effect, Unable
+from kvbench.metrics.perplexity import _places
 from kvbench.records.record import ERROR, LEVELS, MISMATCH, VERIFIED, Level
 from kvbench.records.record import NOT_EVALUATED as NOT_AVAILABLE
+from kvbench.stats.intervals import clustered_ratio, paired_difference
 from tests.factories.runs.compared import (
     DIGESTS,
     agreement,
@@ -97,14 +102,11 @@ def test_a_run_beside_itself_is_never_worse_or_better(run):
     assert any("same records, measured once" in sentence for sentence in result.named)
 
 
-def test_numbers_that_are_equal_to_the_last_bit_are_the_same_however_few():
+def test_exact_numbers_are_the_same_however_few_and_a_worse_divergence_is_worse():
     first, second, moved = (questions([0] * 9, [0] * 9, shift=shift) for shift in (0.0, 0.0, 1e-9))
     assert one(two(first, second), "mcq_accuracy").outcome == SAME
     found = one(two(first, moved), "mcq_accuracy")
     assert (found.outcome, found.n_needed is None) == (UNDECIDED, False)
-
-
-def test_a_worse_perplexity_and_a_worse_divergence_are_worse():
     b = perplexity([213, 214, 215, 216, 217.1], [2.0 + 0.02 * i for i in range(5)])
     result = two(perplexity([210, 211, 212, 213, 214]), b)
     outcomes = {name: one(result, name).outcome for name in ("ppl", "kld_mean", "ppl_delta_pct")}
@@ -203,11 +205,13 @@ def test_all_differences_are_named_at_once_and_each_once_and_runs_without_a_comm
         two(text(), questions([0] * 4, [0] * 4))
 
 
-def test_the_same_model_under_another_name_is_the_same():
+def test_the_same_model_under_another_name_and_quality_across_devices_are_compared():
     first, second = stored(text()), with_key("model", "elsewhere/m")
     assert compare([first, second]).exit_code == 0
     with pytest.raises(UsageError, match="model is m in A and elsewhere/m in B, and not both have a digest"):
         compare([first, changed(second, digests={})])
+    result = compare([stored(text(), env=GPU), with_key("device", "cuda")], only=["ppl"])
+    assert {f.outcome for f in result.findings} == {SAME}
 
 
 def test_old_runs_without_digests_are_compared_and_it_is_said():
@@ -263,11 +267,6 @@ def test_times_of_two_machines_are_never_compared(own, other, apart):
     assert apart in found.reason
     assert apart in "; ".join(result.named)
     assert compare(runs, only=["kv_bytes_total"]).exit_code == 0
-
-
-def test_quality_is_compared_across_devices():
-    result = compare([stored(text(), env=GPU), with_key("device", "cuda")], only=["ppl"])
-    assert {f.outcome for f in result.findings} == {SAME}
 
 
 # What is missing, and what does not stand by itself.
@@ -327,7 +326,7 @@ def test_values_that_are_no_number_or_cannot_be_read_are_no_pass_and_partial_run
 # The machine.
 
 
-def test_a_time_by_itself_under_load_is_undecided():
+def test_a_time_under_load_or_on_a_slowed_down_device_is_undecided():
     quiet, busy = latency(), latency(machine=1.3)
     for record in busy.records:
         record.facts["host_load"] = {"before": 1.0, "after": 7.5, "cpus": 2}
@@ -336,9 +335,6 @@ def test_a_time_by_itself_under_load_is_undecided():
     assert (found.outcome, said in found.reason) == (UNDECIDED, True)
     assert one(two(quiet, latency(machine=1.3)), "itl_ms", "base").outcome == WORSE
     assert one(two(quiet, busy), "itl_ms").outcome == SAME, "beside native the load cancels"
-
-
-def test_a_slowed_down_device_in_one_arm_is_a_doubt():
     fast, slow = [10.5, 10.51, 10.49, 10.5, 10.5, 10.5], [12.5, 12.51, 12.49, 12.5, 12.5, 12.5]
     hot = {i: state("hw thermal", sm=1300) for i in (1, 2, 5, 6, 9, 10)}
     still, cool = (timed(times, [10.0] * 6, prompt_sha="p") for times in (fast, slow))
@@ -347,3 +343,186 @@ def test_a_slowed_down_device_in_one_arm_is_a_doubt():
     found = one(two(still, slowed), "itl_ms")
     assert (found.outcome, "in B the device was slowed down" in found.reason) == (UNDECIDED, True)
     assert one(two(slowed, still), "itl_ms").outcome == UNDECIDED
+
+
+# Changes between two stored runs: exact values, scipy as the oracle of the intervals, what is paired.
+
+
+def effect_of(first, second, metric, cell=CAND):
+    """The effect of a metric on a cell, the second run compared with the first."""
+    pairs = [p for p in pairs_of(stored(first), stored(second, "B")) if p.first.cell == cell and p.second]
+    (one,) = [own[metric] for own in (changes(p.first, p.second) for p in pairs) if metric in own]
+    return one
+
+
+def test_times_are_compared_by_their_ratio_to_the_native_arm_beside_them_or_by_themselves():
+    first, second = latency(1.05), latency(1.10, machine=1.5)
+    effect = effect_of(first, second, "itl_ms")
+    logs = []
+    for run in (first, second):
+        arms = run.records[1].samples["arms"]
+        own, native = ([a["itl_ms"][0] for a in arms if a["arm"] == x] for x in ("candidate", "baseline"))
+        logs.append([math.log(a / b) for a, b in zip(own, native, strict=True)])
+    theirs = oracle.ttest_ind(logs[1], logs[0], equal_var=False).confidence_interval(0.95)
+    assert (effect.low, effect.high) == pytest.approx([100 * math.expm1(x) for x in theirs], rel=1e-9)
+    assert effect.low < 100 * (1.10 / 1.05 - 1) < effect.high
+    assert (effect.kind.name, effect.n, effect.counted) == ("time beside native", 20, "pairs")
+    assert isinstance(effect.beside, Effect)
+    assert effect.beside.value == pytest.approx(100 * (1.5 * 1.10 / 1.05 - 1), abs=2)
+    effect = effect_of(latency(machine=1.0), latency(machine=1.2), "itl_ms", "base")
+    assert (effect.kind.name, effect.counted, effect.beside) == ("time", "requests", None)
+    assert "Welch" in effect.method
+    assert effect.value == pytest.approx(20, abs=1.5)
+
+
+def test_perplexity_is_paired_chunk_by_chunk_over_documents():
+    first, second = perplexity([210, 220, 205, 230]), perplexity([211, 222, 205.5, 230])
+    effect = effect_of(first, second, "ppl")
+    logs = clustered_ratio([1, 2, 0.5, 0], [100] * 4, range(4))
+    assert effect.value == pytest.approx(100 * math.expm1(3.5 / 400))
+    assert (effect.low, effect.high) == pytest.approx([100 * math.expm1(x) for x in logs.interval])
+    assert (effect.n, effect.counted, effect.units) == (400, "tokens", 4)
+    # With documents of one size the jackknife is the t-interval of the mean, as scipy has it.
+    mean = oracle.ttest_1samp([0.01, 0.02, 0.005, 0.0], 0).confidence_interval(0.95)
+    assert logs.interval == pytest.approx(tuple(mean))
+
+
+def test_divergence_is_a_ratio_of_sums_that_turns_over_with_the_runs_and_nothing_has_none():
+    a, b = perplexity([210] * 4, [1.0, 2.0, 1.5, 0.5]), perplexity([210] * 4, [1.3, 2.2, 1.6, 0.9])
+    there, back = effect_of(a, b, "kld_mean"), effect_of(b, a, "kld_mean")
+    assert there.value == pytest.approx(20.0)
+    ends = [math.log1p(x / 100) for x in (there.low, there.high, back.low, back.high)]
+    assert ends[:2] == pytest.approx([-ends[3], -ends[2]])
+    assert there.units == back.units
+    none, some = perplexity([210] * 3, [1e-300, 0.0, 0.0]), perplexity([210] * 3)
+    none.records[1].samples["chunks"][0]["kld"] = 0.0
+    assert isinstance(effect_of(none, some, "kld_mean"), Unable)
+    assert effect_of(none, none, "kld_mean").identical
+
+
+def test_equal_tokens_are_counted_by_document():
+    first, second = (perplexity([210] * 4, top1=equal) for equal in ([95, 96, 97, 98], [94, 96, 99, 98]))
+    effect = effect_of(first, second, "top1_agreement")
+    assert effect.value == pytest.approx(100 * 1 / 400)
+    paired = paired_difference(2, 1, 400)
+    clustered = clustered_ratio([-1, 0, 2, 0], [100] * 4, range(4)).interval
+    ends = min(paired[0], clustered[0]), max(paired[1], clustered[1])
+    assert (effect.low, effect.high) == pytest.approx([100 * x for x in ends])
+
+
+def test_questions_are_paired_by_name_and_only_the_same_questions_and_readable_times_are_pairs():
+    own, other = [0, 0, 0, 1, 1, 0], [0, 0, 1, 0, 0, 0]
+    first, second = questions(own, [0] * 6), questions(other, [0] * 6)
+    second.records[1].samples["questions"].reverse()
+    effect = effect_of(first, second, "mcq_accuracy")
+    assert effect.value == pytest.approx(100 * 1 / 6)
+    assert (effect.low, effect.high) == pytest.approx([100 * x for x in paired_difference(2, 1, 6)])
+    assert "2 gained, 1 lost, exact McNemar p = 1" in effect.method
+    assert effect_of(first, second, "mcq_agreement").value == pytest.approx(100 * 1 / 6)
+    few, six, gaps = questions([0] * 4, [0] * 4, total=6), questions([0] * 6, [0] * 6), latency()
+    effect = effect_of(six, few, "mcq_accuracy")
+    assert (effect.n, effect.subset) == (4, "4 questions that both scored, of 6")
+    few.records[1].samples["questions"][1]["answer"] = 2
+    assert "another answer" in effect_of(six, few, "mcq_accuracy").why
+    gaps.records[1].samples["arms"][3]["itl_ms"].append(1.0)
+    assert "gaps" in effect_of(latency(), gaps, "itl_ms").why
+
+
+def test_steps_are_pairs_until_the_native_texts_part():
+    native = [i % 7 for i in range(256)]
+    moved = [*native[:200], *(9 for _ in range(56))]
+    own = [t if i % 50 else 8 for i, t in enumerate(native)]
+    effect = effect_of(agreement(own, native), agreement(moved, moved), "top1_teacher_forced")
+    assert (effect.n, effect.subset) == (200, "200 of 256 steps, before the native texts differ")
+    assert effect.value == pytest.approx(100 * 4 / 200)
+    whole = effect_of(agreement(own, native), agreement(native, native), "top1_teacher_forced")
+    assert (whole.n, whole.subset) == (256, "")
+
+
+def test_a_larger_sample_is_compared_on_the_chunks_of_the_smaller():
+    few, many = perplexity([210.0, 220.0], chunks_total=4), perplexity([211.0, 999.0, 222.0, 999.0])
+    for place, chunk in zip((0, 2), few.records[1].samples["chunks"], strict=True):
+        chunk["document"] = place
+    effect = effect_of(few, many, "ppl")
+    assert effect.subset == "2 chunks that both scored, of 4"
+    assert effect.value == pytest.approx(100 * math.expm1(3 / 200))
+    record = perplexity([210.0, 220.0], chunks_total=5).records[1]
+    assert list(_places(record)) == [0, 2]  # a record without places: evenly spread
+    assert _places(replace(record, facts={**record.facts, "chunk_places": [1, 4]})) == [1, 4]
+
+
+# `kvbench history`: lines over runs, where they break, what is marked as a change.
+
+
+def runs_of(*runs, envs=()):
+    given = enumerate(zip(runs, envs or ({},) * len(runs), strict=True), start=1)
+    return [stored(run, f"run {i}", env) for i, (run, env) in given]
+
+
+def line(result, metric, place="int8_sym"):
+    (found,) = [x for x in result.lines if x.metric == metric and x.place == place]
+    return found
+
+
+def test_the_run_that_is_slower_than_the_one_before_is_marked():
+    ratios = (1.05, 1.05, 1.12, 1.12, 1.12)
+    result = history(runs_of(*(latency(x, repeats=30, seed=i) for i, x in enumerate(ratios))))
+    points = line(result, "itl_ratio").points
+    assert [(x.metric, point.run) for x, point in result.changes] == [("itl_ratio", 2)]
+    assert [point.run for point in points if point.changed] == [2]
+    assert (points[2].change.outcome, points[2].change.runs) == (WORSE, ("run 2", "run 3"))
+    assert [point.change.family for point in points[1:]] == [8] * 4  # all neighbours, and four of native
+    # The time by itself has no mark of its own: its change is beside native.
+    assert all(point.change is None for point in line(result, "itl_ms").points)
+    assert all(point.row.low is not None for point in points)
+
+
+def test_a_change_is_what_compare_calls_it_and_only_chosen_cells_have_lines():
+    runs = runs_of(perplexity([210.0, 211, 212, 213]), perplexity([214.0, 215, 216, 217.2]))
+    change = line(history(runs), "ppl").points[1].change
+    assert [change] == [f for f in compare(runs).findings if f.metric == "ppl" and f.cell == "cand"]
+    runs = runs_of(latency(), latency(seed=1))
+    result = history(runs, [{"cand"}, {"cand"}], ["ttft_ratio"])
+    assert [(x.metric, x.place) for x in result.lines] == [("ttft_ratio", "int8_sym")]
+    assert line(result, "ttft_ratio").points[1].change is not None
+
+
+def test_unlike_neighbours_break_the_line():
+    first, second, third = runs_of(*(perplexity([210.0] * 4) for _ in range(3)))
+    other = {**DIGESTS, "model": "sha256:other"}
+    tasks = tuple(replace(task, digests=other) for task in third.run.tasks)
+    third = replace(third, run=replace(third.run, manifest=replace(third.run.manifest, tasks=tasks)))
+    found = line(history([first, second, third]), "ppl")
+    assert [len(segment) for segment in found.segments] == [2, 1]
+    assert found.points[2].change is None
+    assert found.points[2].broken == ("the model is sha256:m in run 2 and sha256:other in run 3",)
+    for cell in second.run.manifest.cells:
+        cell.spec["page_size"] = 32
+    found = line(history([first, second]), "ppl")
+    assert [len(segment) for segment in found.segments] == [1, 1]
+    assert "page_size is 16 in run 1 and 32 in run 2" in found.points[1].broken[0]
+
+
+def test_another_machine_breaks_times_and_leaves_quality_joined():
+    def run():
+        both = latency()
+        text = perplexity([210.0] * 4)
+        both.tasks += [replace(task, spec=both.tasks[i].spec) for i, task in enumerate(text.tasks)]
+        both.records += [replace(r, spec=both.records[i].spec) for i, r in enumerate(text.records)]
+        return both
+
+    result = history(runs_of(run(), run(), envs=({}, {"cpu": "Other"})))
+    assert len(line(result, "itl_ratio").segments) == 2
+    assert "times of two machines" in line(result, "itl_ratio").points[1].broken[0]
+    assert len(line(result, "ppl").segments) == 1
+    assert line(result, "ppl").points[1].change is not None
+
+
+def test_a_run_without_the_work_is_passed_over():
+    runs = runs_of(perplexity([210.0] * 4), latency(), perplexity([210.0] * 4))
+    for run in runs:
+        for cell in run.run.manifest.cells:
+            cell.spec.update({"batch": 1, "context": 128})
+    found = line(history(runs), "ppl")
+    assert [point.run for point in found.points] == [0, 2]
+    assert found.points[1].change.runs == ("run 1", "run 3")

@@ -6,10 +6,15 @@ import pytest
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
+from kvbench.data.fingerprint import fingerprint as data_fingerprint
+from kvbench.machine.host import host
+from kvbench.matrix.load import load
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import METRICS, derive
+from kvbench.models.source import fingerprint as model_fingerprint
 from kvbench.records.run import RunDir
 
+CRASH = "os.write(2, b'last words\\n'); os.kill(os.getpid(), signal.SIGSEGV)"
 MATRIX = """\
 name: small
 model: {source: tiny-llama, plumbing: true}
@@ -34,22 +39,32 @@ def kvbench():
     return lambda *words: CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
 
 
+def by_format(run):
+    return {(r.runner, r.spec["kv_format"]): r for r in RunDir(run).load().records}
+
+
+def load_here(path):
+    """The matrix with the keys that a run on this machine gives its tasks."""
+
+    def data(name, split):
+        return data_fingerprint(name, None, split)
+
+    return load(path, host=host(), fingerprint_model=model_fingerprint, fingerprint_data=data)
+
+
 def quality(run):
     """What must be equal whoever measured it: samples and evidence of tasks that take no times, to the last
     bit, and what is derived."""
     whole = RunDir(run).load()
     assert whole.missing() == []
-    raw = {
-        r.key: json.dumps([r.status, r.samples, r.decision, r.evidence, r.partial], sort_keys=True)
-        for r in whole.records
-        if not RUNNERS[r.runner].timed
-    }
+    kept = [r for r in whole.records if not RUNNERS[r.runner].timed]
+    raw = {r.key: [r.status, r.samples, r.decision, r.evidence, r.partial] for r in kept}
     rows = [
         (r.cell, r.metric, r.variant, r.value, r.low, r.high, r.n, r.baseline, r.note)
         for r in derive(whole)
         if not RUNNERS[METRICS[r.metric].runner].timed and r.metric != "model_load_s"
     ]
-    return {"raw": raw, "rows": rows}
+    return json.dumps(raw, sort_keys=True), rows
 
 
 @pytest.fixture

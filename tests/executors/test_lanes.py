@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.data.fingerprint import fingerprint as data_fingerprint
 from kvbench.machine.host import host
 from kvbench.matrix.cells import Task
 from kvbench.matrix.load import load
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.tasks import key_of
-from kvbench.models.source import fingerprint as model_fingerprint
 from kvbench.records.run import RunDir
 from kvbench.run.execute import Plan
 from kvbench.run.executors import local
@@ -24,7 +22,7 @@ from kvbench.run.executors.child import python_path
 from kvbench.run.executors.job import Identities, Job, Unit, from_json, split_timed, waves, with_baselines
 from kvbench.run.executors.local import leased, like_the_first, notices
 from kvbench.run.worker import differing
-from tests.executors.conftest import MATRIX
+from tests.executors.conftest import MATRIX, load_here
 
 LINES = (
     MATRIX.replace("engine: {context: 20}", "")
@@ -40,12 +38,10 @@ def lines(tmp_path):
     return load(tmp_path / "m.yaml")
 
 
-def test_jobs_hold_every_task_once_baselines_first_and_survive_json(lines, tmp_path):
+def test_jobs_hold_every_task_once_baselines_first_and_only_what_is_due(lines, tmp_path):
     first, second = waves(lines, lines.tasks, None, IDENTITY)
     assert [len(unit.jobs) for unit in (*first, *second)] == [3] * 4  # a line's cells stay together
-    keys = [
-        [task.key for unit in wave for job in unit.jobs for task in job.tasks] for wave in (first, second)
-    ]
+    keys = [[t.key for unit in wave for job in unit.jobs for t in job.tasks] for wave in (first, second)]
     assert sorted(keys[0] + keys[1]) == sorted(task.key for task in lines.tasks)
     assert {task.key for task in lines.tasks if task.baseline is None} == set(keys[0])
     cell_of = {cell.name: cell.id for cell in lines.cells}
@@ -56,9 +52,10 @@ def test_jobs_hold_every_task_once_baselines_first_and_survive_json(lines, tmp_p
     assert job.baselines == dict.fromkeys(task.baseline for task in job.tasks)
     assert all(job.identities[task.key]["host"] == IDENTITY for task in job.tasks)
     assert first[0].jobs[0].baselines == {}
-
-
-def test_only_what_is_to_be_measured_becomes_a_job(lines):
+    beside, alone = split_timed(first[0])  # what takes times is split off
+    assert {t.runner for job in beside.jobs for t in job.tasks} == {"storage", "perplexity"}
+    assert {t.runner for job in alone.jobs for t in job.tasks} == {"latency"}
+    assert split_timed(beside)[1] is None
     due = [task for task in lines.tasks if task.runner == "perplexity" and task.baseline]
     ((unit,),) = waves(lines, due, Path("/data"), IDENTITY)
     (job,) = unit.jobs
@@ -66,16 +63,24 @@ def test_only_what_is_to_be_measured_becomes_a_job(lines):
     assert waves(lines, [], None, IDENTITY) == []
 
 
-def test_identities_of_jobs_are_those_in_the_keys():
-    root = Path(__file__).parents[2] / "matrices"
+def identities_of(path):
+    """Of the tasks of a matrix: each is the one in the task's key."""
+    m = load_here(path)
+    identity = Identities(host().identity, None)
+    for task in m.tasks:
+        assert key_of(RUNNERS[task.runner], task.spec, task.options, identity(task)) == task.key
+    return [identity(task) for task in m.tasks]
+
+
+def test_identities_of_jobs_are_those_in_the_keys_and_differences_are_named():
     for name in ("smoke", "int8_scales", "fp8_quality", "sensitivity"):
-        m = load(
-            root / f"{name}.yaml", host=host(), fingerprint_model=model_fingerprint,
-            fingerprint_data=lambda name, split: data_fingerprint(name, None, split),
-        )  # fmt: skip
-        identity = Identities(host().identity, None)
-        for task in m.tasks:
-            assert key_of(RUNNERS[task.runner], task.spec, task.options, identity(task)) == task.key
+        assert identities_of(Path(__file__).parents[2] / f"matrices/{name}.yaml")
+    due = {"host": {"torch": "2.13.0", "device": "cuda: H200"}, "model": "m" * 80, "data": ["a"]}
+    assert differing(due, due) == ""
+    own = {"host": {"torch": "2.12.0", "device": "cuda: H200"}, "model": "n", "data": ["a"], "native": "x"}
+    assert differing(due, own) == (
+        f"torch 2.13.0 there, 2.12.0 here; model {'m' * 60}... there, n here; native unknown there, x here"
+    )
 
 
 def test_the_identity_of_an_fp8_checkpoint_has_the_native_one_too(tmp_path):
@@ -87,32 +92,8 @@ def test_the_identity_of_an_fp8_checkpoint_has_the_native_one_too(tmp_path):
         f"name: m\nmodel: {{source: {tmp_path}/quantized, native: {tmp_path}/whole}}\n"
         "axes: {weights: [native, fp8_block128]}\nrunners: {storage: {}}\n"
     )
-    m = load(tmp_path / "m.yaml", host=host(), fingerprint_model=model_fingerprint)
-    identity = Identities(host().identity, None)
-    native, quantized = (identity(task) for task in m.tasks)
-    assert (quantized["native"], native["model"]) == (native["native"], native["native"])
-    assert quantized["model"] != quantized["native"]
-    for task in m.tasks:
-        assert key_of(RUNNERS[task.runner], task.spec, task.options, identity(task)) == task.key
-
-
-def test_differences_of_identity_are_named():
-    due = {"host": {"torch": "2.13.0", "device": "cuda: H200"}, "model": "m" * 80, "data": ["a"]}
-    assert differing(due, due) == ""
-    own = {"host": {"torch": "2.12.0", "device": "cuda: H200"}, "model": "n", "data": ["a"], "native": "x"}
-    assert differing(due, own) == (
-        f"torch 2.13.0 there, 2.12.0 here; model {'m' * 60}... there, n here; native unknown there, x here"
-    )
-
-
-def test_what_takes_times_is_split_off(lines):
-    first, _ = waves(lines, lines.tasks, None, IDENTITY)
-    beside, alone = split_timed(first[0])
-    assert beside is not None
-    assert alone is not None
-    assert {t.runner for job in beside.jobs for t in job.tasks} == {"storage", "perplexity"}
-    assert {t.runner for job in alone.jobs for t in job.tasks} == {"latency"}
-    assert split_timed(beside)[1] is None
+    native, quantized = identities_of(tmp_path / "m.yaml")
+    assert quantized["native"] == native["model"] == native["native"] != quantized["model"]
 
 
 def test_a_lease_is_one_process_and_dies_with_it(tmp_path, monkeypatch):
@@ -123,12 +104,10 @@ def test_a_lease_is_one_process_and_dies_with_it(tmp_path, monkeypatch):
     )
     env = {**os.environ, "PYTHONPATH": python_path()}
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True, env=env) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
-        with leased("GPU-1", 0) as ours:
-            assert not ours
-        with leased("GPU-2", 0) as ours:
-            assert ours
+        for gpu, free in (("GPU-1", False), ("GPU-2", True)):
+            with leased(gpu, 0) as ours:
+                assert ours == free
         other.kill()
         other.wait()
         with leased("GPU-1", 5) as ours:
@@ -152,16 +131,13 @@ class Made:
     """Children that only note who ran when, in place of processes, and what a lane gave them."""
 
     def __init__(self):
-        self.stopped, self.ran, self.most = False, [], {}
-        self._now = {}
-        self._lock = threading.Lock()
+        self.stopped, self.most, self._now, self._lock = False, {}, {}, threading.Lock()
 
     def run(self, job, run_dir, done, extra):
         lane = extra.get("CUDA_VISIBLE_DEVICES", "cpu")
         with self._lock:
             self._now[lane] = self._now.get(lane, 0) + 1
             self.most[lane] = max(self.most.get(lane, 0), self._now[lane])
-            self.ran.append((lane, job))
         time.sleep(0.02)
         for task in job.tasks:
             done(task.key)
@@ -181,10 +157,10 @@ class Told:
 
 
 def jobs(n, device):
-    task = Task("", "storage", "", {}, {}, ("c",), None)
-    return [
-        Unit((Job(f"c{i}", device, (replace(task, key=f"k{i}"),), {}, {}, None, "/", {}),)) for i in range(n)
-    ]
+    task, units = Task("", "storage", "", {}, {}, ("c",), None), []
+    for i in range(n):
+        units.append(Unit((Job(f"c{i}", device, (replace(task, key=f"k{i}"),), {}, {}, None, "/", {}),)))
+    return units
 
 
 @pytest.fixture

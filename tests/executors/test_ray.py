@@ -10,7 +10,7 @@ import pytest
 from kvbench.errors import UsageError
 from kvbench.records.run import RunDir
 from kvbench.run.executors import ray as on_ray
-from tests.executors.conftest import quality
+from tests.executors.conftest import CRASH, by_format, quality
 
 Run = Callable[..., Any]
 
@@ -34,13 +34,11 @@ def test_a_crash_on_ray_is_told_and_not_retried(matrix, tmp_path, kvbench, broke
     pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     tried = tmp_path / "tried"
-    crash = "os.write(2, b'last words\\n'); os.kill(os.getpid(), signal.SIGSEGV)"
-    broken("kvbench.runners.perplexity", f"open({str(tried)!r}, 'a').write('x'); {crash}")
+    broken("kvbench.runners.perplexity", f"open({str(tried)!r}, 'a').write('x'); {CRASH}")
     assert kvbench("run", matrix, "--executor", "ray", "--out", tmp_path / "out").exit_code == 3
     assert tried.read_text() == "x"  # int8_sym's lacks its baseline and is not begun
-    records = {(r.runner, r.spec["kv_format"]): r for r in RunDir(tmp_path / "out").load().records}
+    records = by_format(tmp_path / "out")
     error = records["perplexity", "native"].error
-    assert error is not None
     assert "was ended by signal 11 (SIGSEGV) while it measured this task" in error["message"]
     assert "last words" in error["tail"]
     assert records["storage", "int8_sym"].status == "ok"

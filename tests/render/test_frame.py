@@ -40,13 +40,8 @@ def test_types_and_missing_values_of_the_frame(folder):
     values = {"kv_bytes_total": None, "kv_ratio": math.nan, "kv_bytes_scales": 0.0}
     rows = [replace(row, value=values.get(row.metric, row.value)) for row in loaded.rows]
     frame = rows_frame(loaded.run, rows)
-    kinds = {
-        "value": "double",
-        "n": "int64",
-        "batch": "int64",
-        "trust_remote_code": "bool",
-        "metric": "string",
-    }
+    kinds = {"value": "double", "metric": "string", "trust_remote_code": "bool"}
+    kinds |= dict.fromkeys(("n", "batch"), "int64")
     assert {name: str(frame[name].dtype).split("[")[0] for name in kinds} == kinds
     assert frame.loc[frame.metric == "kv_bytes_total", "value"].isna().all()
     ratio = frame.loc[frame.metric == "kv_ratio", "value"].iloc[0]
@@ -54,12 +49,10 @@ def test_types_and_missing_values_of_the_frame(folder):
     assert math.isnan(ratio)
 
 
-def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="is not a run directory"):
-        kvbench.load(tmp_path / "nothing")
-
-
-def test_loading_a_run_loads_no_torch(folder):
-    code = f"import sys, kvbench; kvbench.load({str(folder)!r}).frame; print({{'torch', 'matplotlib'}} & {{*sys.modules}})"
+def test_loading_a_run_loads_no_torch_and_what_is_no_run_is_refused(folder):
+    heavy = "{'torch', 'matplotlib'} & {*sys.modules}"
+    code = f"import sys, kvbench; kvbench.load({str(folder)!r}).frame; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+    with pytest.raises(UsageError, match="is not a run directory"):
+        kvbench.load(folder / "nothing")

@@ -33,23 +33,14 @@ def test_a24_t4_missing_zero_and_nan_are_three_things():
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [
-        (0.515625, "ratio", "0.515625"),  # exact in eight digits: printed whole
-        (0.2578125, "ratio", "0.2578125"),
-        (1 / 3, "ratio", "0.333333"),
-        (18.8771, "ppl", "18.8771"),
-        (12.34567, "ms", "12.35"),
-        (79.0, "ms", "79.00"),
-        (0.0, "share", "0"),
-        (3.2e-7, "error", "3.2e-07"),
-        (1e300, "", "1e+300"),
-        (-0.0123456789, "ratio", "-0.0123457"),
-        (613, "step", "613"),
-        (1_234_567.0, "tok/s", "1,234,567"),
-        (11_880.0, "B/token", "11,880"),
+    [   # exact in eight digits: printed whole
+        (0.515625, "ratio", "0.515625"), (0.2578125, "ratio", "0.2578125"), (1 / 3, "ratio", "0.333333"),
+        (18.8771, "ppl", "18.8771"), (12.34567, "ms", "12.35"), (79.0, "ms", "79.00"), (0.0, "share", "0"),
+        (3.2e-7, "error", "3.2e-07"), (1e300, "", "1e+300"), (-0.0123456789, "ratio", "-0.0123457"),
+        (613, "step", "613"), (1_234_567.0, "tok/s", "1,234,567"), (11_880.0, "B/token", "11,880"),
         (11_880.25, "B/token", "11,880.25"),
     ],
-)
+)  # fmt: skip
 def test_digits_follow_the_unit(value, unit, text):
     assert UNITS.get(unit, NUMBER).number(value) == text
 

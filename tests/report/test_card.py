@@ -76,20 +76,6 @@ def test_a_whole_run_that_passed_its_gate_is_ready(passing):
     assert {reason for row in WORTH.values() for reason in row.values()} <= set(REASONS)
 
 
-def test_missing_evidence_is_never_a_yes(passing):
-    def silent(record):  # a gate with `evidence: E2` lets this pass
-        levels = [{**x, "state": "unverified"} if x["name"] == "E3" else x for x in record.evidence["levels"]]
-        return replace(record, evidence={**record.evidence, "levels": levels})
-
-    a = reasons(passing.with_records(lambda r: replace(r, evidence=None)))
-    assert (a["running"], a["safe"], a["worth"]) == ("no_evidence", *["not_what_was_requested"] * 2)
-    a = answers(passing.with_records(silent))
-    assert (a["running"].reason, a["safe"].reason) == ("verified_in_part", "passed")
-    assert a["running"].figures[0].shown.text == "E2"
-    failing = passing.with_outcomes(change=lambda o: o if o.metric else replace(o, status="fail"))
-    assert reasons(failing)["running"] == "precision_check_failed"
-
-
 def partial(made):
     made = made.with_records(lambda r: replace(r, partial="5 of 9") if r.runner == "perplexity" else r)
     return made.with_rows(lambda r: replace(r, partial="5 of 9") if r.metric.startswith("ppl") else r)
@@ -130,6 +116,18 @@ def test_safety_claims_no_more_than_was_judged(passing, maker):
     }
     assert {reason: reasons(made)["safe"] for reason, made in claims.items()} == {x: x for x in claims}
 
+    def silent(record):  # a gate with `evidence: E2` lets this pass
+        levels = [{**x, "state": "unverified"} if x["name"] == "E3" else x for x in record.evidence["levels"]]
+        return replace(record, evidence={**record.evidence, "levels": levels})
+
+    a = reasons(passing.with_records(lambda r: replace(r, evidence=None)))
+    assert (a["running"], a["safe"], a["worth"]) == ("no_evidence", *["not_what_was_requested"] * 2)
+    a = answers(passing.with_records(silent))
+    assert (a["running"].reason, a["safe"].reason) == ("verified_in_part", "passed")
+    assert a["running"].figures[0].shown.text == "E2"
+    failing = passing.with_outcomes(change=lambda o: o if o.metric else replace(o, status="fail"))
+    assert reasons(failing)["running"] == "precision_check_failed"
+
 
 SLOW, FAST, OPEN, NO_INTERVAL = (1.2, 1.1, 1.3), (0.8, 0.7, 0.9), (0.95, 0.9, 1.1), (0.8, None, None)
 
@@ -152,24 +150,16 @@ def timed(made, *ratios, kv_ratio=0.5):
 @pytest.mark.parametrize(
     ("ratios", "kv_ratio", "reason"),
     [
-        ((FAST,) * 4, 0.5, "smaller_and_faster"),
-        ((SLOW,) * 4, 0.5, "smaller_but_slower"),
-        ((OPEN,) * 4, 0.5, "smaller"),
-        ((NO_INTERVAL,) * 4, 0.5, "smaller"),
-        ((None,) * 4, 0.5, "smaller_speed_unknown"),
-        ((FAST,) * 4, 1.1, "faster_only"),
-        ((SLOW,) * 4, 1.1, "neither"),
-        ((OPEN,) * 4, 1.0, "undecided"),
-        ((None,) * 4, None, "nothing_measured"),
-        ((FAST,) * 4, None, "faster_only"),
-        ((SLOW,) * 4, None, "undecided"),
-        ((SLOW, SLOW, OPEN, OPEN), 0.5, "smaller_but_slower"),
-        ((SLOW, FAST, OPEN, OPEN), 0.5, "mixed"),
-        ((FAST, FAST, FAST, OPEN), 0.5, "mixed"),
-        ((FAST, FAST, FAST, None), 0.5, "mixed"),
-        ((OPEN, OPEN, OPEN, NO_INTERVAL), 0.5, "smaller"),
+        ((FAST,) * 4, 0.5, "smaller_and_faster"), ((SLOW,) * 4, 0.5, "smaller_but_slower"),
+        ((OPEN,) * 4, 0.5, "smaller"), ((NO_INTERVAL,) * 4, 0.5, "smaller"),
+        ((None,) * 4, 0.5, "smaller_speed_unknown"), ((FAST,) * 4, 1.1, "faster_only"),
+        ((SLOW,) * 4, 1.1, "neither"), ((OPEN,) * 4, 1.0, "undecided"),
+        ((None,) * 4, None, "nothing_measured"), ((FAST,) * 4, None, "faster_only"),
+        ((SLOW,) * 4, None, "undecided"), ((SLOW, SLOW, OPEN, OPEN), 0.5, "smaller_but_slower"),
+        ((SLOW, FAST, OPEN, OPEN), 0.5, "mixed"), ((FAST, FAST, FAST, OPEN), 0.5, "mixed"),
+        ((FAST, FAST, FAST, None), 0.5, "mixed"), ((OPEN, OPEN, OPEN, NO_INTERVAL), 0.5, "smaller"),
     ],
-)
+)  # fmt: skip
 def test_what_it_is_worth_by_bytes_and_by_whole_intervals(passing, ratios, kv_ratio, reason):
     assert reasons(timed(passing, *ratios, kv_ratio=kv_ratio))["worth"] == reason
 
@@ -191,16 +181,13 @@ def test_cells_are_counted_by_their_pace_and_the_worst_has_their_range_unless_on
     assert replace(three, shown=replace(three.shown, n="n = 1")).counted == "pair of requests"
 
 
-def test_a_failed_baseline_and_a_failed_limit_on_time(passing):
+def test_a_failed_baseline_a_failed_limit_on_time_and_the_worst_candidate_first(passing, maker):
     native, quantized = (passing.cell(kv_format=name).id for name in ("native", "int8_sym"))
     bad = outcome("precision", "fail", "native: layer 3 K is stored as int8.", cells=[native])
     assert reasons(passing.with_outcomes(bad))["worth"] == "baseline_failed"
     slow = outcome("itl_ratio at most 1", "fail", cells=[quantized], metric="itl_ratio", bounds=(-INF, 1.0))
     found = reasons(passing.with_outcomes(slow))
     assert (found["worth"], found["safe"]) == ("check_failed", "passed")
-
-
-def test_each_candidate_has_a_card_and_the_worst_is_first(maker):
     made = maker(formats=("native", "int8_static", "int8_sym"))  # no check of the static one
     found = [(card.name, len(card.cells)) for card in release(made).cards]
     assert found == [("int8_static", 4), ("int8_sym", 4)]

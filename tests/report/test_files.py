@@ -219,7 +219,7 @@ def test_parquet_keeps_hostile_names_whole(maker, text):
     assert parquet_of(made, "wide").num_rows == 2
 
 
-def test_json_is_strict_and_nan_is_null_with_a_note(passing):
+def test_json_is_strict_and_holds_run_cells_rows_outcomes_and_exit_code(passing, failing):
     lost = {"value": math.nan, "low": -math.inf, "high": math.inf, "note": "one step"}
     made = passing.with_rows(lambda row: replace(row, **lost) if row.metric == "itl_ms" else row)
     made.manifest.environment["load"] = [math.nan]
@@ -230,9 +230,6 @@ def test_json_is_strict_and_nan_is_null_with_a_note(passing):
     assert row["note"] == "one step; NaN; low: -Infinity; high: Infinity"
     assert (peak["value"], peak["note"]) == (None, "")  # it was not measured
     assert data["run"]["environment"]["load"] == ["NaN"]
-
-
-def test_json_holds_run_cells_rows_outcomes_and_exit_code(failing):
     data = result_json(failing.judged)
     assert (data["exit_code"], data["verdict"]) == (1, "fail")
     assert data["run"]["records"] == {"ok": 25, "error": 1}
@@ -244,7 +241,9 @@ def test_json_holds_run_cells_rows_outcomes_and_exit_code(failing):
     assert bad["precision"] == {**cache, "weights": "float32", "gemm": "native"}
 
 
-def test_all_files_are_written_whole_and_are_the_same_bytes_again(passing, tmp_path):
+def test_all_files_are_the_same_bytes_again_and_a_failed_write_leaves_the_old(
+    passing, tmp_path, failing, monkeypatch
+):
     paths = write_all(tmp_path, passing.judged)
     assert [path.name for path in paths] == FILES
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
@@ -253,9 +252,6 @@ def test_all_files_are_written_whole_and_are_the_same_bytes_again(passing, tmp_p
     assert first[0].startswith(b"<!doctype html>")
     assert b"\r\n" not in first[1]
     assert [path.read_bytes() for path in write_all(tmp_path, passing.judged)] == first
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_rest(failing, tmp_path, monkeypatch):
     write_all(tmp_path, failing.judged)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(28, "No space left on device")))

@@ -67,7 +67,7 @@ def annotated(made, *outcomes):
     return annotate(made.with_outcomes(*outcomes, change=lambda o: None).judged, {})
 
 
-def test_failures_before_inconclusive_before_not_evaluated_and_no_others(passing):
+def test_failures_come_first_then_ten_and_one_that_counts_the_rest(passing):
     order = ["pass a", "not_evaluated b", "inconclusive d", "fail e", "inconclusive f"]
     outcomes = [outcome(*words.split()) for words in order]
     outcomes.insert(2, outcome("not_evaluated", "optional", required=False))
@@ -76,9 +76,6 @@ def test_failures_before_inconclusive_before_not_evaluated_and_no_others(passing
     assert [(a.level, a.sentence) for a in found] == [("error", sentence) for sentence in sentences]
     assert found[2].title == "kvbench inconclusive: d (int8_sym · batch 1 · context 128)"
     assert annotated(passing, outcome("pass")) == []
-
-
-def test_ten_and_one_that_counts_the_rest(passing):
     checks = [outcome("fail", f"c{i}") for i in range(MOST + 1)]
     assert [a.level for a in annotated(passing, *checks[:MOST])] == ["error"] * MOST
     more = annotated(passing, outcome("inconclusive", "last"), *checks)
@@ -193,7 +190,9 @@ def test_a_summary_is_cut_by_whole_sections_and_says_which_are_left_out(failing)
     assert {0, len(titles)} < seen
 
 
-def test_the_summary_is_appended_and_never_exceeds_the_limit(failing, tmp_path):
+def test_the_summary_is_appended_never_exceeds_the_limit_and_its_failure_is_a_sentence(
+    failing, tmp_path, maker
+):
     path = tmp_path / "summary"
     path.write_text("before\n")
     for _ in range(2):
@@ -211,9 +210,6 @@ def test_the_summary_is_appended_and_never_exceeds_the_limit(failing, tmp_path):
         assert path.stat().st_size <= max(full, SUMMARY_BYTES)
         assert bool(wrong) == (path.stat().st_size == full)
         assert not wrong or f"has {full:,} of 1,048,576 bytes" in wrong
-
-
-def test_a_huge_run_fits_and_a_summary_that_cannot_be_written_is_a_sentence(maker, failing, tmp_path):
     made = all_statuses(maker, "量" * 500)
     many = [replace(made.verdict.outcomes[0], sentence=f"{i} " + "s" * 500) for i in range(2000)]
     made = made.with_outcomes(*many)

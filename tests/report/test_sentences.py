@@ -19,7 +19,7 @@ from kvbench.report.html import STEPS, shorter
 from kvbench.report.markdown import report
 from kvbench.report.view import build
 from tests.factories.runs.reported import fail, make
-from tests.report.test_report_figures import full
+from tests.report.test_figures import full
 
 FOLDER = Path(__file__).parent
 

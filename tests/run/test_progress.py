@@ -45,29 +45,22 @@ def test_the_most_alike_counts_and_never_another_runner():
         assert left.rest() == Rest(rest, 0)
 
 
-def test_what_is_like_nothing_is_counted_apart():
+def test_what_is_like_nothing_is_counted_apart_an_error_times_nothing_and_a_task_goes_by_its_rate():
     todo = [task("storage"), task("storage", baseline=None), task("mcq", "cloze"), task("agreement")]
-    left = TimeLeft(todo)
+    left = of(*todo)
     assert left.rest() == Rest(None, 4)
     assert str(left.rest()) == "4 tasks not timed yet"
     left.finished(todo[0].key, 50.0, True)
     assert left.rest() == Rest(50.0, 2)
     assert str(left.rest()) == "about 50 s left, and 2 tasks not timed yet"
-
-
-def test_an_error_times_nothing_and_tasks_end_in_any_order():
-    first, second, third = task("storage"), task("mcq", "cloze"), task("mcq", "cloze", None)
-    left = of(first, second, third)
-    left.finished(second.key, 40.0, True)
+    left = of(todo[0], todo[2], task("mcq", "cloze", None))
+    left.finished(todo[2].key, 40.0, True)  # tasks end in any order
     assert left.rest() == Rest(40.0, 1)
-    left = of(first, task("storage", baseline=None))
-    left.finished(first.key, 0.01, False)
+    left = of(*todo[:2])
+    left.finished(todo[0].key, 0.01, False)
     assert left.rest() == Rest(None, 1)
-
-
-def test_the_task_in_hand_goes_by_its_own_rate():
     todo = [task("mcq", baseline=None), task("mcq"), task("mcq", "other")]
-    left = TimeLeft(todo)
+    left = of(*todo)
     left.finished(todo[0].key, 100.0, True)
     for elapsed, share, own in ((10.0, 0.0, 90.0), (150.0, 0.0, 0.0), (10.0, 0.25, 30.0), (10.0, 1.0, 0.0)):
         assert left.rest(todo[1], elapsed, share) == Rest(own + 100.0, 0)

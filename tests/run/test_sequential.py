@@ -42,8 +42,13 @@ def matrix(tmp_path):
     return load(tmp_path / "m.yaml")
 
 
-def check(metric, required=True, low=-math.inf, high=1e9):
-    return Check(metric, {"kv_format": "int8_sym"}, low, high, "within limits", required)
+@pytest.fixture
+def plan(matrix):
+    return planned(matrix, gate(check("ppl_delta_pct"), check("mcq_delta_pt"), check("itl_ratio")))
+
+
+def check(metric, low=-math.inf, high=1e9):
+    return Check(metric, {"kv_format": "int8_sym"}, low, high, "within limits")
 
 
 def gate(*checks, allow_partial=True):
@@ -54,41 +59,44 @@ def outcome(status, metric="", variant="", cells=("c",), **more):
     return Outcome("x", status, "", "", cells, metric, variant, **more)
 
 
-def test_every_runner_has_a_stage():
-    assert {r.name: r.stage for r in RUNNERS.values()} == {
-        "storage": 0, "transfer": 0, "parity": 1, "health": 1, "gemm": 1, "sensitivity": 2, "agreement": 2,
-        "generate": 2, "perplexity": 2, "mcq": 2, "latency": 3,
-    }  # fmt: skip
-    assert len(STAGES) == 4
+def options_of(runner, **own):
+    return {name: o.default for name, o in RUNNERS[runner].options.items()} | own
 
 
-@pytest.mark.parametrize(
-    ("metric", "own", "allow_partial", "sizes"),
-    [
-        ("ppl_delta_pct", {"limit_chunks": None}, True, (4, 32, None)),
-        ("ppl_delta_pct", {"limit_chunks": 64}, True, (4, 32, 64)),
-        ("ppl_delta_pct", {"limit_chunks": 63}, True, (4, 63)),  # 32 is more than half of it
-        ("ppl_delta_pct", {"limit_chunks": 7}, True, (None,)),
-        ("ppl_delta_pct", {"limit_chunks": None}, False, (None,)),  # a limited result decides nothing there
-        ("kld_max", {"limit_chunks": None}, True, (None,)),  # a bare value has no level
-        ("itl_ms", {"limit_chunks": None}, True, (None,)),  # no check of this runner
-    ],
-)
-def test_the_looks_of_a_runner(metric, own, allow_partial, sizes):
-    options = {name: o.default for name, o in RUNNERS["perplexity"].options.items()} | own
-    looks = sequential._looks("perplexity", options, gate(check(metric), allow_partial=allow_partial))
-    assert looks.sizes == sizes
-
-
-def test_repeats_grow_under_any_gate_and_one_bare_value_holds_a_runner_back():
-    options = {name: o.default for name, o in RUNNERS["latency"].options.items()} | {"repeats": 20}
+def test_every_runner_has_a_stage_and_looks_that_grow():
+    stages = (
+        {"storage", "transfer"},
+        {"parity", "health", "gemm"},
+        {"sensitivity", "agreement", "generate", "perplexity", "mcq"},
+        {"latency"},
+    )
+    assert {r.name: r.stage for r in RUNNERS.values()} == {x: i for i, own in enumerate(stages) for x in own}
+    assert len(STAGES) == len(stages)
+    options = options_of("latency", repeats=20)
     strict = gate(check("itl_ratio"), allow_partial=False)
     assert sequential._looks("latency", options, strict) == Looks("repeats", (3, 10, 20))
     assert sequential._looks("latency", options, gate(check("itl_ratio"), check("itl_ms"))) == sequential.ONCE
 
 
-def test_the_plan_of_a_matrix(matrix):
-    plan = planned(matrix, gate(check("ppl_delta_pct"), check("mcq_delta_pt"), check("itl_ratio")))
+@pytest.mark.parametrize(
+    ("metric", "limit", "allow_partial", "sizes"),
+    [
+        ("ppl_delta_pct", None, True, (4, 32, None)),
+        ("ppl_delta_pct", 64, True, (4, 32, 64)),
+        ("ppl_delta_pct", 63, True, (4, 63)),  # 32 is more than half of it
+        ("ppl_delta_pct", 7, True, (None,)),
+        ("ppl_delta_pct", None, False, (None,)),  # a limited result decides nothing there
+        ("kld_max", None, True, (None,)),  # a bare value has no level
+        ("itl_ms", None, True, (None,)),  # no check of this runner
+    ],
+)
+def test_the_looks_of_a_runner(metric, limit, allow_partial, sizes):
+    options = options_of("perplexity", limit_chunks=limit)
+    looks = sequential._looks("perplexity", options, gate(check(metric), allow_partial=allow_partial))
+    assert looks.sizes == sizes
+
+
+def test_the_plan_of_a_matrix_stages_first_then_what_is_open(plan):
     assert plan == {
         "latency": Looks("repeats", (3, 10)),
         "mcq": Looks("limit", (24, 100)),
@@ -103,25 +111,14 @@ def test_the_plan_of_a_matrix(matrix):
         "perplexity (limit_chunks 4, 32, all, judged at 98.3%)",
         "  stage 3 (times): latency (repeats 3, 10, judged at 97.5%)",
     ]
-
-
-def test_stages_first_then_what_is_open_the_smallest_look_first(matrix):
-    plan = planned(matrix, gate(check("ppl_delta_pct"), check("mcq_delta_pt"), check("itl_ratio")))
     at, steps = dict.fromkeys(plan, 0), []
     while step := next_step(plan, at, ("perplexity", "latency", "parity")):
         steps.append(step)
         at |= dict.fromkeys(step.runners, step.look)
-    assert steps == [
-        Step(0, 1, ("storage",)),
-        Step(1, 1, ("parity",)),
-        Step(2, 1, ("mcq", "perplexity")),
-        Step(3, 1, ("latency",)),
-        Step(2, 2, ("perplexity",)),
-        Step(3, 2, ("latency",)),
-        Step(2, 3, ("perplexity",)),
-    ]
-    assert steps[0].place == "stage 0 (exact bytes)"
-    assert steps[-1].place == "stage 2 (text), look 3"
+    first = [(0, 1, "storage"), (1, 1, "parity"), (2, 1, "mcq perplexity"), (3, 1, "latency")]
+    later = [(2, 2, "perplexity"), (3, 2, "latency"), (2, 3, "perplexity")]
+    assert steps == [Step(stage, look, tuple(names.split())) for stage, look, names in first + later]
+    assert (steps[0].place, steps[-1].place) == ("stage 0 (exact bytes)", "stage 2 (text), look 3")
     assert next_step(plan, dict.fromkeys(plan, 1), ()) is None
 
 
@@ -171,8 +168,7 @@ def test_an_open_guard_lets_its_variant_grow_and_errors_and_unproven_precision_n
     assert grown(*open_, records=[record(t, "error") for t in TASKS]) == grown(*open_, records=[]) == set()
 
 
-def test_tasks_at_several_looks_are_those_of_the_matrix_with_that_option_set(matrix, tmp_path):
-    plan = planned(matrix, gate(check("ppl_delta_pct"), check("mcq_delta_pt"), check("itl_ratio")))
+def test_tasks_at_several_looks_are_those_of_the_matrix_with_that_option_set(matrix, plan, tmp_path):
     sized = at_looks(plan, lambda sizes: load(tmp_path / "m.yaml", sizes=sizes))
     assert len(sized) == 3
     mixed = tasks_at(sized, {"latency": 2, "mcq": 1, "perplexity": 3, "parity": 0, "storage": 1})
@@ -197,32 +193,27 @@ def outcomes(run, *checks):
     return [o for o in verdict.outcomes if o.metric == checks[0].metric and o.check != "plausible"]
 
 
-def test_the_sentence_says_look_level_and_the_interval_that_decided():
+def row_of(run):
+    return next(r for r in run.rows() if r.metric == "ppl_delta_pct")
+
+
+def test_the_sentence_says_look_level_and_interval_and_a_limit_between_the_two_is_open():
     run = many([0.0])
     limits = check("ppl_delta_pct", low=-50, high=50)
-    (plain,) = outcomes(run.run, limits)
-    (looked,) = outcomes(early(run), limits)
+    (plain,), (looked,) = outcomes(run.run, limits), outcomes(early(run), limits)
     assert (plain.look, plain.level, looked.look) == ("", None, "look 1 of 3")
     assert looked.level == pytest.approx(1 - 0.05 / 3)
     assert looked.status == plain.status == PASS
     shared, more = looked.sentence.split(" (look 1 of 3, judged at 98.3%: ")
     assert f"{shared}." == plain.sentence
     low, high = (float(x) for x in more.removesuffix(").").split(" to "))
-    row = vars(row_of(run))
-    assert low < row["low"] < row["high"] < high
-
-
-def row_of(run):
-    return next(r for r in run.rows() if r.metric == "ppl_delta_pct")
-
-
-def test_a_limit_between_the_two_intervals_is_kept_at_95_percent_and_open_at_a_look():
+    row = row_of(run)
+    assert low < row.low < row.high < high
     run = many([0.01])
     row = row_of(run)
     assert row.low > 0
     between = Check("ppl_delta_pct", {}, row.low * 0.999, row.high * 1.001, "")
-    (plain,) = outcomes(run.run, between)
-    (looked,) = outcomes(early(run), between)
+    (plain,), (looked,) = outcomes(run.run, between), outcomes(early(run), between)
     assert (plain.status, looked.status) == (PASS, INCONCLUSIVE)
 
 
@@ -280,10 +271,10 @@ def test_what_is_left_out_is_no_pass_and_says_why():
     ],
 )
 def test_a_manifest_whose_looks_do_not_fit_its_tasks_is_refused(tmp_path, part, value):
-    run = many([0.0])
-    good = early(run, stopped=Stopped(UNTIL_DECIDED, "x", "y")).manifest
-    RunDir(tmp_path).write_manifest(good)
-    assert RunDir(tmp_path).manifest() == good
+    good = early(many([0.0]), stopped=Stopped(UNTIL_DECIDED, "x", "y")).manifest
+    run_dir = RunDir(tmp_path)
+    run_dir.write_manifest(good)
+    assert run_dir.manifest() == good
     write_json(tmp_path / "run.json", {**good.to_dict(), part: value})
     with pytest.raises(UsageError, match=f"{part} does not fit its tasks"):
-        RunDir(tmp_path).manifest()
+        run_dir.manifest()
