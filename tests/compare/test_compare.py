@@ -120,7 +120,7 @@ def bytes_of(payload):
     return MadeRun().measure("storage", (layers(2, payload, 8), facts), (layers(2, 400, 0), facts))
 
 
-def test_the_margin_decides_but_one_byte_more_is_worse_whatever_the_margin():
+def test_the_margin_decides_but_not_over_bytes_or_chance():
     a, b = perplexity([210.0] * 5), perplexity([210.2, 210.21, 210.19, 210.2, 210.2])
     found = one(two(a, b), "ppl")
     assert (found.outcome, found.margin) == (SAME, MARGINS["perplexity"])
@@ -129,10 +129,7 @@ def test_the_margin_decides_but_one_byte_more_is_worse_whatever_the_margin():
     found = one(two(bytes_of(100), bytes_of(101), margin=50.0), "kv_bytes_total")
     assert (found.outcome, found.sentence) == (WORSE, "int8_sym: kv_bytes_total is 2 B more: worse (exact).")
     assert one(two(bytes_of(101), bytes_of(100)), "kv_bytes_total").outcome == BETTER
-
-
-def test_of_many_cells_one_may_be_beyond_the_margin_by_chance():
-    """The same change, by itself and as the only one of 12 comparisons: Holm takes the failure back."""
+    # The same change, by itself and as the only one of 12 comparisons: Holm takes the failure back.
     a, b = latency(1.0, repeats=8, noise=0.02), latency(1.06, repeats=8, noise=0.02, seed=3)
     reference = stored(a)
     alone = compare([reference, stored(b, "B")], only=["itl_ms"])
@@ -214,7 +211,7 @@ def test_the_same_model_under_another_name_and_quality_across_devices_are_compar
     assert {f.outcome for f in result.findings} == {SAME}
 
 
-def test_old_runs_without_digests_are_compared_and_it_is_said():
+def test_old_runs_and_runs_that_differ_in_what_forbids_nothing_are_compared_and_it_is_said():
     """Nor have they keys and options that came later."""
     first = stored(text())
 
@@ -228,9 +225,6 @@ def test_old_runs_without_digests_are_compared_and_it_is_said():
     result = compare([old, replace(first, name="B")])
     assert result.exit_code == 0
     assert "A hold no digest of the model; both name m, which is taken for the same one" in result.named
-
-
-def test_what_differs_and_forbids_nothing_is_named():
     packages = {"torch": "2.11.0", "transformers": "5.24.0", "triton": None}
     env = {"identity": {"kvbench": "x"}, "boot_id": "2", "packages": packages}
     second = with_records(stored(text(), "B", env), started_at="later")
@@ -272,7 +266,7 @@ def test_times_of_two_machines_are_never_compared(own, other, apart):
 # What is missing, and what does not stand by itself.
 
 
-def test_a_record_that_one_run_lacks_is_not_evaluated():
+def test_a_record_or_task_that_one_run_lacks_is_not_evaluated():
     run = text()
     failed = candidate(text(), status=ERROR, error={"type": "OOM", "message": "no memory"})
     for first, second in ((run, failed), (failed, run)):
@@ -283,9 +277,6 @@ def test_a_record_that_one_run_lacks_is_not_evaluated():
     absent = candidate(text(), status=NOT_AVAILABLE, error={"reason": "x", "message": "no data"})
     assert two(absent, absent).exit_code == 0
     assert two(run, absent).exit_code == 3
-
-
-def test_a_task_of_the_reference_that_the_other_run_never_had_is_not_evaluated():
     both = text().measure("mcq", *([({"questions": []}, {})] * 2), "cloze 0-shot")
     less = text()
     result = two(both, less)
@@ -375,7 +366,7 @@ def test_times_are_compared_by_their_ratio_to_the_native_arm_beside_them_or_by_t
     assert effect.value == pytest.approx(20, abs=1.5)
 
 
-def test_perplexity_is_paired_chunk_by_chunk_over_documents():
+def test_perplexity_and_equal_tokens_are_paired_chunk_by_chunk_over_documents():
     first, second = perplexity([210, 220, 205, 230]), perplexity([211, 222, 205.5, 230])
     effect = effect_of(first, second, "ppl")
     logs = clustered_ratio([1, 2, 0.5, 0], [100] * 4, range(4))
@@ -385,6 +376,13 @@ def test_perplexity_is_paired_chunk_by_chunk_over_documents():
     # With documents of one size the jackknife is the t-interval of the mean, as scipy has it.
     mean = oracle.ttest_1samp([0.01, 0.02, 0.005, 0.0], 0).confidence_interval(0.95)
     assert logs.interval == pytest.approx(tuple(mean))
+    first, second = (perplexity([210] * 4, top1=equal) for equal in ([95, 96, 97, 98], [94, 96, 99, 98]))
+    effect = effect_of(first, second, "top1_agreement")
+    assert effect.value == pytest.approx(100 * 1 / 400)
+    paired = paired_difference(2, 1, 400)
+    clustered = clustered_ratio([-1, 0, 2, 0], [100] * 4, range(4)).interval
+    ends = min(paired[0], clustered[0]), max(paired[1], clustered[1])
+    assert (effect.low, effect.high) == pytest.approx([100 * x for x in ends])
 
 
 def test_divergence_is_a_ratio_of_sums_that_turns_over_with_the_runs_and_nothing_has_none():
@@ -398,16 +396,6 @@ def test_divergence_is_a_ratio_of_sums_that_turns_over_with_the_runs_and_nothing
     none.records[1].samples["chunks"][0]["kld"] = 0.0
     assert isinstance(effect_of(none, some, "kld_mean"), Unable)
     assert effect_of(none, none, "kld_mean").identical
-
-
-def test_equal_tokens_are_counted_by_document():
-    first, second = (perplexity([210] * 4, top1=equal) for equal in ([95, 96, 97, 98], [94, 96, 99, 98]))
-    effect = effect_of(first, second, "top1_agreement")
-    assert effect.value == pytest.approx(100 * 1 / 400)
-    paired = paired_difference(2, 1, 400)
-    clustered = clustered_ratio([-1, 0, 2, 0], [100] * 4, range(4)).interval
-    ends = min(paired[0], clustered[0]), max(paired[1], clustered[1])
-    assert (effect.low, effect.high) == pytest.approx([100 * x for x in ends])
 
 
 def test_questions_are_paired_by_name_and_only_the_same_questions_and_readable_times_are_pairs():
@@ -428,7 +416,7 @@ def test_questions_are_paired_by_name_and_only_the_same_questions_and_readable_t
     assert "gaps" in effect_of(latency(), gaps, "itl_ms").why
 
 
-def test_steps_are_pairs_until_the_native_texts_part():
+def test_steps_and_chunks_are_pairs_where_both_have_them():
     native = [i % 7 for i in range(256)]
     moved = [*native[:200], *(9 for _ in range(56))]
     own = [t if i % 50 else 8 for i, t in enumerate(native)]
@@ -437,9 +425,6 @@ def test_steps_are_pairs_until_the_native_texts_part():
     assert effect.value == pytest.approx(100 * 4 / 200)
     whole = effect_of(agreement(own, native), agreement(native, native), "top1_teacher_forced")
     assert (whole.n, whole.subset) == (256, "")
-
-
-def test_a_larger_sample_is_compared_on_the_chunks_of_the_smaller():
     few, many = perplexity([210.0, 220.0], chunks_total=4), perplexity([211.0, 999.0, 222.0, 999.0])
     for place, chunk in zip((0, 2), few.records[1].samples["chunks"], strict=True):
         chunk["document"] = place
@@ -464,7 +449,7 @@ def line(result, metric, place="int8_sym"):
     return found
 
 
-def test_the_run_that_is_slower_than_the_one_before_is_marked():
+def test_the_slower_run_is_marked_and_one_without_the_work_is_passed_over():
     ratios = (1.05, 1.05, 1.12, 1.12, 1.12)
     result = history(runs_of(*(latency(x, repeats=30, seed=i) for i, x in enumerate(ratios))))
     points = line(result, "itl_ratio").points
@@ -475,6 +460,13 @@ def test_the_run_that_is_slower_than_the_one_before_is_marked():
     # The time by itself has no mark of its own: its change is beside native.
     assert all(point.change is None for point in line(result, "itl_ms").points)
     assert all(point.row.low is not None for point in points)
+    runs = runs_of(perplexity([210.0] * 4), latency(), perplexity([210.0] * 4))
+    for run in runs:
+        for cell in run.run.manifest.cells:
+            cell.spec.update({"batch": 1, "context": 128})
+    found = line(history(runs), "ppl")
+    assert [point.run for point in found.points] == [0, 2]
+    assert found.points[1].change.runs == ("run 1", "run 3")
 
 
 def test_a_change_is_what_compare_calls_it_and_only_chosen_cells_have_lines():
@@ -487,7 +479,7 @@ def test_a_change_is_what_compare_calls_it_and_only_chosen_cells_have_lines():
     assert line(result, "ttft_ratio").points[1].change is not None
 
 
-def test_unlike_neighbours_break_the_line():
+def test_unlike_neighbours_and_machines_break_the_line():
     first, second, third = runs_of(*(perplexity([210.0] * 4) for _ in range(3)))
     other = {**DIGESTS, "model": "sha256:other"}
     tasks = tuple(replace(task, digests=other) for task in third.run.tasks)
@@ -502,8 +494,6 @@ def test_unlike_neighbours_break_the_line():
     assert [len(segment) for segment in found.segments] == [1, 1]
     assert "page_size is 16 in run 1 and 32 in run 2" in found.points[1].broken[0]
 
-
-def test_another_machine_breaks_times_and_leaves_quality_joined():
     def run():
         both = latency()
         text = perplexity([210.0] * 4)
@@ -516,13 +506,3 @@ def test_another_machine_breaks_times_and_leaves_quality_joined():
     assert "times of two machines" in line(result, "itl_ratio").points[1].broken[0]
     assert len(line(result, "ppl").segments) == 1
     assert line(result, "ppl").points[1].change is not None
-
-
-def test_a_run_without_the_work_is_passed_over():
-    runs = runs_of(perplexity([210.0] * 4), latency(), perplexity([210.0] * 4))
-    for run in runs:
-        for cell in run.run.manifest.cells:
-            cell.spec.update({"batch": 1, "context": 128})
-    found = line(history(runs), "ppl")
-    assert [point.run for point in found.points] == [0, 2]
-    assert found.points[1].change.runs == ("run 1", "run 3")

@@ -72,7 +72,7 @@ def identities_of(path):
     return [identity(task) for task in m.tasks]
 
 
-def test_identities_of_jobs_are_those_in_the_keys_and_differences_are_named():
+def test_identities_are_those_in_the_keys_and_differences_are_named(tmp_path):
     for name in ("smoke", "int8_scales", "fp8_quality", "sensitivity"):
         assert identities_of(Path(__file__).parents[2] / f"matrices/{name}.yaml")
     due = {"host": {"torch": "2.13.0", "device": "cuda: H200"}, "model": "m" * 80, "data": ["a"]}
@@ -81,9 +81,6 @@ def test_identities_of_jobs_are_those_in_the_keys_and_differences_are_named():
     assert differing(due, own) == (
         f"torch 2.13.0 there, 2.12.0 here; model {'m' * 60}... there, n here; native unknown there, x here"
     )
-
-
-def test_the_identity_of_an_fp8_checkpoint_has_the_native_one_too(tmp_path):
     for name in ("quantized", "whole"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"0")
@@ -96,7 +93,7 @@ def test_the_identity_of_an_fp8_checkpoint_has_the_native_one_too(tmp_path):
     assert quantized["native"] == native["model"] == native["native"] != quantized["model"]
 
 
-def test_a_lease_is_one_process_and_dies_with_it(tmp_path, monkeypatch):
+def test_a_lease_is_one_process_and_gpus_are_of_one_type(tmp_path, monkeypatch):
     monkeypatch.setenv("KVBENCH_CACHE_DIR", str(tmp_path))
     code = (
         "import sys\nfrom kvbench.run.executors.local import leased\n"
@@ -112,12 +109,6 @@ def test_a_lease_is_one_process_and_dies_with_it(tmp_path, monkeypatch):
         other.wait()
         with leased("GPU-1", 5) as ours:
             assert ours
-
-
-GPUS = [{"name": "A", "uuid": "GPU-1"}, {"name": "B", "uuid": "GPU-2"}, {"name": "A", "uuid": "GPU-3"}]
-
-
-def test_only_gpus_of_the_type_in_the_keys_are_used():
     assert like_the_first(GPUS) == ["GPU-1", "GPU-3"]
     fewer, jobs = notices({"device": "cuda", "gpus": GPUS}, ["cuda"], 5)
     assert fewer.startswith("2 of 3 GPUs are used")
@@ -125,6 +116,9 @@ def test_only_gpus_of_the_type_in_the_keys_are_used():
     assert notices({"device": "cuda", "gpus": GPUS[:1]}, ["cuda"], None) == []
     (at_once,) = notices({"device": "cpu", "gpus": []}, ["cpu", "cpu"], 2)
     assert "(transfer, gemm, latency)" in at_once
+
+
+GPUS = [{"name": "A", "uuid": "GPU-1"}, {"name": "B", "uuid": "GPU-2"}, {"name": "A", "uuid": "GPU-3"}]
 
 
 class Made:
@@ -176,7 +170,7 @@ def do(tmp_path, monkeypatch):
     return go
 
 
-def test_a_gpu_that_another_run_has_is_left_to_it(do, capsys, monkeypatch):
+def test_a_gpu_of_another_run_is_left_to_it_and_a_fault_ends_the_children(do, capsys, monkeypatch, tmp_path):
     held, waited = threading.Event(), threading.Event()
 
     def said(text):
@@ -201,8 +195,6 @@ def test_a_gpu_that_another_run_has_is_left_to_it(do, capsys, monkeypatch):
     made, told = do(jobs(9, "cuda"), ["GPU-1", "GPU-3"])
     assert (made.most, len(told.keys)) == ({"GPU-1": 1, "GPU-3": 1}, 9)
 
-
-def test_a_fault_of_the_driver_ends_the_children(do, tmp_path):
     class Full(Told):
         def done(self, job, key):
             raise OSError(28, "no space left")

@@ -3,24 +3,22 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from kvbench.errors import UsageError
 from kvbench.machine.host import host
 from kvbench.records.run import RunDir
+from kvbench.run.executors import ray as on_ray
 from kvbench.run.executors.child import Children, ending, python_path
 from kvbench.run.executors.job import waves
 from tests.executors.conftest import CRASH, MATRIX, by_format, load_here, quality
-
-Run = Callable[..., Any]
 
 
 def test_fresh_processes_give_the_numbers_of_one_process(matrix, tmp_path, kvbench):
@@ -73,14 +71,6 @@ def test_a_worker_that_dies_before_its_first_task_leaves_an_error_for_each(matri
     assert [(said in e["message"], e["tail"][-1]) for e in errors if e] == [(True, "no torch")] * 4
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [(-200, "was ended by signal 200 (unknown)"), (0, "ended with exit code 0 and without its records")],
-)
-def test_how_a_process_ended(code, words):
-    assert ending(code) == words
-
-
 def test_there_is_no_number_under_a_false_identity(tmp_path):
     """A text changes between the keys and the worker, and the worker's Triton is not the interpreted one."""
     text = tmp_path / "text.txt"
@@ -102,6 +92,8 @@ def test_there_is_no_number_under_a_false_identity(tmp_path):
     assert Children().run(other, run_dir.path, lambda key: None) is None
     if host().device == "cpu":
         assert re.search(r"triton .*, interpreted there", run_dir.read(m.tasks[0].key).error["message"])
+    assert ending(-200) == "was ended by signal 200 (unknown)"
+    assert ending(0) == "ended with exit code 0 and without its records"
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
@@ -152,18 +144,71 @@ def test_it_stops_once_the_verdict_is_decided(matrix, tmp_path, kvbench):
     assert {r.runner for r in RunDir(out).load().records} == {"storage"}
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_words_that_do_not_go_together(matrix, kvbench):
+    for words, said in (
         (["--executor", "slurm"], "--executor slurm is not known; use inline, local, ray."),
         (["--jobs", "2"], "together with --executor local"),
         (["--executor", "local", "--jobs", "0"], "expected a number of at least 1"),
         (["--shard", "0/2"], "--shard 0/2 is not a shard"),
         (["--shard", "1/2", "--until-decided"], "a shard decides no verdict"),
         (["--shard", "1/2", "--canary"], "a shard decides no verdict"),
-    ],
-)
-def test_words_that_do_not_go_together(matrix, kvbench, words, said):
-    result = kvbench("run", matrix, *words)
-    assert result.exit_code == 2
-    assert said in result.output
+    ):
+        result = kvbench("run", matrix, *words)
+        assert result.exit_code == 2
+        assert said in result.output
+
+
+# `--executor ray` on a local Ray: the same numbers, crashes told; and what is said where Ray is missing.
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_local_ray_gives_the_same_numbers(matrix, tmp_path, kvbench, monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert kvbench("run", matrix, "--out", tmp_path / "inline").exit_code == 0
+    found = kvbench("run", matrix, "--executor", "ray", "--out", tmp_path / "ray")
+    assert found.exit_code == 0, found.output
+    assert quality(tmp_path / "ray") == quality(tmp_path / "inline")
+    assert not ray.is_initialized()
+    (host,) = {r.environment["host"] for r in RunDir(tmp_path / "ray").load().records}
+    assert host is not None
+
+
+@pytest.mark.ray
+def test_a_crash_on_ray_is_told_and_not_retried(matrix, tmp_path, kvbench, broken, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    tried = tmp_path / "tried"
+    broken("kvbench.runners.perplexity", f"open({str(tried)!r}, 'a').write('x'); {CRASH}")
+    assert kvbench("run", matrix, "--executor", "ray", "--out", tmp_path / "out").exit_code == 3
+    assert tried.read_text() == "x"  # int8_sym's lacks its baseline and is not begun
+    records = by_format(tmp_path / "out")
+    error = records["perplexity", "native"].error
+    assert "was ended by signal 11 (SIGSEGV) while it measured this task" in error["message"]
+    assert "last words" in error["tail"]
+    assert records["storage", "int8_sym"].status == "ok"
+
+
+def test_without_ray_the_command_that_gets_it_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r'not installed; install it: pip install "kvbench\[ray\]"'):
+        on_ray.module()
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once(matrix, kvbench, monkeypatch):
+    """Ray itself would try for minutes."""
+    pytest.importorskip("ray")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert not on_ray.answers(address)
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        result = kvbench("run", matrix, "--executor", "ray", "--out", matrix.parent / "out")
+        assert result.exit_code == 2
+        assert f"Nothing answers at RAY_ADDRESS={address}; start a cluster there" in result.output
+        taken.listen()
+        assert on_ray.answers(address)
+    assert on_ray.answers("auto")
+    assert on_ray.answers("ray://10.0.0.1:10001")
+    assert not on_ray.answers("127.0.0.1:99999")

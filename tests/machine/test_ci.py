@@ -92,26 +92,23 @@ def test_with_the_device_or_with_another_refusal_there_is_no_such_check(required
     assert [o.check for o in other.outcomes if o.cells == ("cand",)] == ["precision", "refused"]
 
 
-@pytest.mark.parametrize(
-    ("words", "environ", "code"),
-    [
+def test_skipped_here_and_failed_in_ci(stored):
+    for words, environ, code in (
         ((), {}, 3),
         (("--require-device",), {}, 1),
         ((), {"CI": "true"}, 1),
         ((), {"KVBENCH_REQUIRE_GPU": "1"}, 1),
         (("--no-require-device",), {"CI": "true"}, 3),
         ((), {"CI": "true", "KVBENCH_REQUIRE_GPU": "0"}, 3),
-    ],
-)
-def test_skipped_here_and_failed_in_ci(stored, words, environ, code):
-    result = kvbench("gate", stored.path, *words, **environ)
-    assert result.exit_code == code, result.output
-    assert "this machine has none" in result.output
-    assert "PASS " not in result.stdout
-    assert ("<skipped " in (stored.path / "report.junit.xml").read_text()) == (code == 3)
+    ):
+        result = kvbench("gate", stored.path, *words, **environ)
+        assert result.exit_code == code, result.output
+        assert "this machine has none" in result.output
+        assert "PASS " not in result.stdout
+        assert ("<skipped " in (stored.path / "report.junit.xml").read_text()) == (code == 3)
 
 
-def test_annotations_of_a_gate_go_to_stderr_and_json_stays_whole(stored, tmp_path):
+def test_annotations_go_to_stderr_json_stays_whole_and_quiet_is_the_verdict_and_the_paths(stored, tmp_path):
     summary = tmp_path / "summary.md"
     environ = {"CI": "true", "GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
     result = kvbench("gate", stored.path, "--json", **environ)
@@ -123,9 +120,6 @@ def test_annotations_of_a_gate_go_to_stderr_and_json_stays_whole(stored, tmp_pat
     summary.unlink()
     result = kvbench("report", stored.path, **environ)  # says nothing to GitHub
     assert (result.exit_code, result.stderr, summary.exists()) == (0, "", False)
-
-
-def test_quiet_is_the_verdict_and_the_paths(stored):
     for word in ("--quiet", "-q"):
         result = kvbench("gate", stored.path, word)
         first, *paths = result.stdout.splitlines()

@@ -108,7 +108,7 @@ def test_a_whole_state_and_this_machines_own():
         assert (read[key] is None) == (fact in found.unread)
 
 
-def test_bits_are_those_of_the_library():
+def test_the_words_of_a_mask_have_the_bits_of_the_library():
     names = {
         "idle": "GpuIdle",
         "application clocks": "ApplicationsClocksSetting",
@@ -123,19 +123,10 @@ def test_bits_are_those_of_the_library():
     bits = {word: getattr(pynvml, f"nvmlClocksEventReason{name}") for word, name in names.items()}
     assert {word: bit for bit, word in REASONS.items()} == bits
     assert set(SLOWDOWNS) < set(names) - {"sw power cap"}
-
-
-@pytest.mark.parametrize(
-    ("mask", "expected"),
-    [
-        (0, []),
-        (0x48, ["hw slowdown", "hw thermal"]),
-        (0x204, ["sw power cap", "reason 0x200"]),
-        (0x1FF, [*REASONS.values()]),
-    ],
-)
-def test_a_mask_in_words(mask, expected):
-    assert words(mask) == expected
+    assert words(0) == []
+    assert words(0x48) == ["hw slowdown", "hw thermal"]
+    assert words(0x204) == ["sw power cap", "reason 0x200"]
+    assert words(0x1FF) == [*REASONS.values()]
 
 
 def test_an_older_library_or_driver_is_asked_by_the_older_name():
@@ -213,25 +204,20 @@ def test_the_gpu_is_found_by_uuid_then_by_bus_and_never_by_index():
     assert (mig.found_by, mig._handle, mig.read()["sm_mhz"]) == ("uuid", "whole GPU", 1980)
 
 
-@pytest.mark.parametrize(
-    ("listed", "expected"),
-    [
-        ([], {"count": 0, "bytes": 0}),
-        ([process(-5, 3_000), process(-6, 4_000)], {"count": 2, "bytes": 7_000}),
-        ([process(-5, 3_000), process(-6, None)], {"count": 2, "bytes": None}),
-    ],
-)
-def test_other_processes_are_counted(listed, expected):
-    own = process(os.getpid(), 10)
-    assert state(MadeNvml(**{PROCESSES: [*listed, own]})).others() == expected
-
-
-@pytest.mark.parametrize("listed", [[], [process(-5, 3_000)]], ids=["empty", "without us"])
-def test_a_list_without_this_process_says_nothing_of_others(listed):
-    """In a container the driver's process ids may not be ours: then each of them may be this one."""
-    found = state(MadeNvml(**{PROCESSES: listed}))
-    assert found.others() is None
-    assert "not in the driver's list" in found.unread["other_processes"]
+def test_other_processes_are_counted():
+    own, other = process(os.getpid(), 10), process(-5, 3_000)
+    for listed, count, size in (
+        ([], 0, 0),
+        ([process(-6, 4_000), other], 2, 7_000),
+        ([other, process(-6, None)], 2, None),
+    ):
+        found = state(MadeNvml(**{PROCESSES: [*listed, own]})).others()
+        assert found == {"count": count, "bytes": size}
+    # In a container the driver's process ids may not be ours: then each of them may be this one.
+    for listed in ([], [other]):
+        found = state(MadeNvml(**{PROCESSES: listed}))
+        assert found.others() is None
+        assert "not in the driver's list" in found.unread["other_processes"]
 
 
 def made(tmp_path, cgroup, stat, **groups):

@@ -152,15 +152,12 @@ def test_they_are_schemas(kind):
     assert "use matrix, gate, record, manifest, results" in result.stderr
 
 
-def test_a_real_run_validates(run):
+def test_real_and_failed_runs_validate(run, tmp_path):
     assert faults("manifest", run.manifest_path) == []
     records = list((run.path / "records").glob("*.json"))
     assert [faults("record", path) for path in records] == [[]] * 4
     assert faults("results", run.path / "results.json") == []
     assert json.loads((run.path / "results.json").read_text())["schema"] == RESULTS_VERSION
-
-
-def test_a_failed_run_validates(tmp_path):
     good = layers(2, 512, 64), storage_facts(16, 2048)
     error = {"type": "MemoryError", "message": "no memory", "tail": ["x"]}
     made = MadeRun().measure("storage", good, good)

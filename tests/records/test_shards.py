@@ -121,7 +121,7 @@ def test_a_share_is_no_pass_and_no_failure_for_what_others_measure(tmp_path):
     assert (whole.exit_code, whole.word) == (3, "not_evaluated")  # as a whole run they lack something
 
 
-def test_a_failure_and_an_error_of_a_share_are_its_own(tmp_path):
+def test_a_failure_and_an_error_of_a_share_are_its_own_and_what_others_have_is_none(tmp_path):
     run = made()
     storage = [r for r in run.records if r.runner == "storage"]
     keys = {r.key for r in storage}
@@ -131,13 +131,9 @@ def test_a_failure_and_an_error_of_a_share_are_its_own(tmp_path):
     broken = [replace(r, status="error", error=error) if r.key.endswith(CAND) else r for r in storage]
     assert verdict_of(tmp_path, share_of(run, keys, broken)).exit_code == 3
     assert verdict_of(tmp_path, share_of(run, keys, storage[:1])).exit_code == 3  # interrupted
-
-
-def test_nothing_but_what_others_have_is_no_error_of_the_share(tmp_path):
-    """The candidate's cell is another's altogether: its precision is not shown here, and none of the gate's
-    checks is evaluated. What is still to be measured counts in Holm's correction: a failure that holds here
-    must hold in the whole.
-    """
+    # The candidate's cell is another's altogether: its precision is not shown here, and none of the gate's
+    # checks is evaluated. What is still to be measured counts in Holm's correction: a failure that holds here
+    # must hold in the whole.
     run = made()
     run = share_of(run, {"storage--base"}, run.records[:1])
     verdict = verdict_of(tmp_path, run)

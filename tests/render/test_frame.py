@@ -35,7 +35,7 @@ def test_the_frame_has_a_line_per_row_with_the_cells_keys(folder):
     assert table.loc["int8_sym", "kv_bytes_total"] == 2 * (512 + 64)
 
 
-def test_types_and_missing_values_of_the_frame(folder):
+def test_types_and_missing_values_of_the_frame_without_torch(folder):
     loaded = kvbench.load(folder)
     values = {"kv_bytes_total": None, "kv_ratio": math.nan, "kv_bytes_scales": 0.0}
     rows = [replace(row, value=values.get(row.metric, row.value)) for row in loaded.rows]
@@ -47,9 +47,6 @@ def test_types_and_missing_values_of_the_frame(folder):
     ratio = frame.loc[frame.metric == "kv_ratio", "value"].iloc[0]
     assert isinstance(ratio, float)
     assert math.isnan(ratio)
-
-
-def test_loading_a_run_loads_no_torch_and_what_is_no_run_is_refused(folder):
     heavy = "{'torch', 'matplotlib'} & {*sys.modules}"
     code = f"import sys, kvbench; kvbench.load({str(folder)!r}).frame; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -89,9 +89,8 @@ def test_json_is_strict_and_what_is_bitwise_equal_is_counted_and_not_listed(befo
     assert "kld_mean" not in result.output
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "text"),
-    [
+def test_options(before, after):
+    for words, code, text in (
         (["--only", "itl"], 2, "Did you mean itl_ms?"),
         (["--margin-pct", "-1"], 2, "from 0 to 100"),
         (["--margin-pct", "nan"], 2, "from 0 to 100"),
@@ -99,12 +98,10 @@ def test_json_is_strict_and_what_is_bitwise_equal_is_counted_and_not_listed(befo
         (["--html", "/nowhere/at/all.html"], 2, "cannot be written"),
         (["--margin-pct", "50"], 0, "nothing is worse".upper()),
         (["--only", "kv_bytes_total"], 2, "no task in common"),
-    ],
-)
-def test_options(before, after, words, code, text):
-    result = kvbench("compare", before, after, *words)
-    assert result.exit_code == code, result.output
-    assert text in result.output
+    ):
+        result = kvbench("compare", before, after, *words)
+        assert result.exit_code == code, result.output
+        assert text in result.output
     for words in (["compare", before], ["compare", before, "none"], ["history", before], ["history", "none"]):
         assert kvbench(*words).exit_code == 2
 

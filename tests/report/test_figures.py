@@ -59,7 +59,7 @@ def words(drawing):
     return {element.text for element in ET.fromstring(drawing).iter(f"{SVG}text")}
 
 
-def test_times_have_intervals_over_their_requests(maker):
+def test_times_have_intervals_over_their_requests_which_are_drawn(maker):
     point = seen(maker, latency=latency(SIX, GAPS)).ttft[0].points[0]
     assert (point.value, point.low, point.high, point.n, point.repeats) == (12.5, 10.0, 15.0, 6, tuple(SIX))
     few = seen(maker, latency=latency(SIX[:5], GAPS[:5])).ttft[0].points[0]
@@ -69,9 +69,6 @@ def test_times_have_intervals_over_their_requests(maker):
     assert (point.value, point.repeats) == (16 / 6, (1.5, 2.5, 4.0))
     assert (point.low, point.high) == clustered_ratio([3.0, 5.0, 8.0], [2, 2, 2], range(3)).interval
     assert texts(figure(view, "latency").grids[0].rows[0])[-1] == "1.500; 2.500; 4.000"
-
-
-def test_requests_are_drawn_unless_they_are_too_many_and_times_far_apart_take_a_log_axis(maker):
     few, many = (figure(seen(maker, latency=latency([9.0] * n, GAPS[:1] * n)), "latency") for n in (200, 201))
     assert few.svg.count("<use") - many.svg.count("<use") == 400
     assert many.grids[0].rows[0][-1] == "1.500; " * 12 + "... 201 in all"
@@ -116,7 +113,7 @@ def test_health_is_by_layer_and_side_of_the_quantized_cells(maker):
     assert [row[0] for row in grid.rows[:3]] == ["299 K", "299 V", "298 K"]  # the largest errors
 
 
-def test_a_step_reads_its_weights_and_the_cache_at_its_mean_length(maker):
+def test_a_step_reads_its_weights_and_cache_and_two_hosts_are_not_pooled(maker):
     view = seen(maker, latency=latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=2000.0, cache_bytes=50))
     roof = view.roof
     point = roof.points[0]
@@ -131,9 +128,6 @@ def test_a_step_reads_its_weights_and_the_cache_at_its_mean_length(maker):
     assert (view.roof.copy, view.roof.reason) == (None, why)
     assert why in found.caption
     assert why in texts(found.grids[0].rows[0])[-1]
-
-
-def test_times_of_two_hosts_are_neither_joined_nor_pooled(maker):
     made = measured(maker(batches=(1,)), latency=latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=2000.0))
 
     def on(second):
@@ -219,9 +213,7 @@ def test_hostile_texts_and_names_are_escaped(maker, text):
         assert view.questions[0].lines[0].id == view.chunks[0].lines[0].document == text
 
 
-def test_nothing_is_shown_where_nothing_was_measured_and_what_cannot_be_drawn_costs_its_plot(
-    maker, passing, monkeypatch
-):
+def test_what_cannot_be_shown_or_drawn_costs_its_plot_and_not_the_page(maker, passing, monkeypatch):
     made = small(maker)
     failed = {"status": "error", "samples": {}, "facts": {}, "error": {"message": "no"}}
     view = build(replace(made, rows=[], records=[replace(r, **failed) for r in made.records]).judged)
@@ -319,7 +311,7 @@ def test_the_curve_is_the_share_so_far(maker):
     assert all(share == 1 - math.ceil((step + 1) / 2) / (step + 1) for step, share in points)
 
 
-def test_a_real_divergence_a_near_tie_and_one_that_cannot_be_judged(maker):
+def test_divergences_are_judged_and_their_texts_shown(maker):
     margins = [1.0] * STEPS
     margins[3] = 0.005
     real, _ = lines_of(maker, differ=(3, 100))
@@ -341,9 +333,6 @@ def test_a_real_divergence_a_near_tie_and_one_that_cannot_be_judged(maker):
     assert none.sentence.startswith("agrees on 128 of 128 steps (")
     opened = [agreement_svg(found, "t").count("fill-opacity: 0") for found in ([real], [tie])]
     assert opened == [0, 1]  # the marker of a near-tie is open
-
-
-def test_the_texts_at_the_divergence_are_shown(maker):
     stored = {"text_before": "The cat", "native_text": " sat\non", "continuation_text": " lay"}
     page = render(build(measured(small(maker), **agreement(differ=(3,), continuation=stored)).judged))
     assert [text for text in stored.values() if f'<pre tabindex="0">{text}</pre>' not in page] == []
@@ -359,7 +348,7 @@ def asked(maker, natives, owns, noise=0.01):
     return build(measured(small(maker), **kinds).judged).questions
 
 
-def test_changed_picks_come_first_and_right_to_wrong_before_the_others(maker):
+def test_changed_picks_come_first_and_only_the_worst_that_both_scored_are_listed(maker):
     answers = (0, 2, 1, 0, 0)
     before = [FIRST, FIRST, FIRST, FIRST, CLOSE]
     after = [[-1.5, -2.0, -3.0], SECOND, SECOND, SECOND, [-1.01, -1.0, -3.0]]
@@ -377,9 +366,6 @@ def test_changed_picks_come_first_and_right_to_wrong_before_the_others(maker):
     assert (line.gold, line.native, line.own) == ("A", "A", "B")
     assert (line.native_margin, line.margin, line.moved) == (1.0, 1.0, 1.0)
     assert drilldown.question_grid(found).rows[1][5] == "right to wrong (near-tie)"
-
-
-def test_only_the_worst_are_listed_and_only_what_both_scored(maker):
     many = [question(i, 0, FIRST) for i in range(60)]
     (found,) = asked(maker, many, [question(i, 0, [-1.0 - i / 100, -2.0, -3.0]) for i in range(60)])
     assert [q.id for q in found.lines] == [f"q{i}" for i in range(59, 34, -1)]
@@ -429,7 +415,7 @@ def swept(found=FOUND):
     return JudgedRun(run, rows, made.verdict)
 
 
-def test_the_sentence_of_a_sweep_has_every_line_and_scale_and_is_shown(capsys):
+def test_a_sweep_has_every_line_and_scale_and_takes_two_scales(capsys, passing):
     found = scale_sweep(swept())
     parts = [part.split(" (")[0] for part in found.sentence.split("; ")]
     assert parts == [
@@ -452,24 +438,15 @@ def test_the_sentence_of_a_sweep_has_every_line_and_scale_and_is_shown(capsys):
         assert "int8_static scale 1 collapses at token 5" in text
     scales = {group.line.scales for group in view.precision}
     assert scales == {"none", "dynamic", "static", "calibrated"}
-
-
-@pytest.mark.parametrize(
-    ("effect", "word"),
-    [
+    for effect, word in (
         ((None, 20, 256, 0.5), "usable up to token 20"),
         ((None, 20, 256, 0.75), "collapses at token 20"),
         ((310.0, 256, 256, 0.0), "ruins"),
         ((100.0, 256, 256, 0.0), "usable for all 256 tokens (perplexity +100%)"),
         ((310.0, 5, 256, 1.0), "collapses at token 5 (perplexity +310%)"),
         ((2.0, None, None, None), "gives perplexity +2.00%"),
-    ],
-)
-def test_a_scale_collapses_if_more_than_half_of_its_texts_do(effect, word):
-    assert word in ScaleEffect(*effect).sentence
-
-
-def test_no_sweep_where_a_run_has_fewer_than_two_scales(passing):
+    ):
+        assert word in ScaleEffect(*effect).sentence
     for other in (("int8_sym", None), ("int8_static", 1.0)):
         args = swept({key: FOUND[key] for key in (("native", None), other)})
         assert scale_sweep(args) is None

@@ -171,7 +171,7 @@ def test_parquet_has_the_columns_and_lines_of_the_csv_and_names_its_run(failing,
     assert json.loads(table.schema.metadata[b"kvbench"]) == run | verdict
 
 
-def test_types_of_the_columns(passing):
+def test_parquet_has_the_types_and_scales_of_several_numbers_are_json_text(passing, maker):
     schema, wide = parquet_of(passing).schema, parquet_of(passing, "wide").schema
     for key, option in CELL_OPTIONS.items():
         assert schema.field(key).type == KINDS[option.kind], key
@@ -183,6 +183,13 @@ def test_types_of_the_columns(passing):
     # The device's peak was not measured anywhere.
     kinds = {"ppl_delta_pct (wikitext2 stream512)": FLOAT, "device_peak_bytes": FLOAT, "batch": INT}
     assert {name: wide.field(name).type for name in kinds} == kinds
+    scale = {"k": [0.05, 0.1], "v": 0.2}
+    made = maker(fixed={"scale": scale, "kv_splits": None})
+    table = parquet_of(made, "wide")
+    assert [json.loads(text) for text in table.column("scale").to_pylist()] == [scale] * table.num_rows
+    assert json.loads(wide_of(made)[0]["scale"]) == scale
+    assert table.column("kv_splits").null_count == table.num_rows
+    assert parquet_of(maker(), "wide").column("scale").null_count == 8
 
 
 def test_a24_t4_null_nan_and_zero_are_three_things(passing):
@@ -199,16 +206,6 @@ def test_a24_t4_null_nan_and_zero_are_three_things(passing):
     assert frame.loc[frame.metric == "itl_ms", "value"].isna().all()
     line = wide_of(made)[0]
     assert [line[name] for name in ("device_peak_bytes", "ttft_ms", "workspace_bytes")] == ["", "NaN", "0"]
-
-
-def test_scales_of_several_numbers_are_json_text(maker):
-    scale = {"k": [0.05, 0.1], "v": 0.2}
-    made = maker(fixed={"scale": scale, "kv_splits": None})
-    table = parquet_of(made, "wide")
-    assert [json.loads(text) for text in table.column("scale").to_pylist()] == [scale] * table.num_rows
-    assert json.loads(wide_of(made)[0]["scale"]) == scale
-    assert table.column("kv_splits").null_count == table.num_rows
-    assert parquet_of(maker(), "wide").column("scale").null_count == 8
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
@@ -241,7 +238,7 @@ def test_json_is_strict_and_holds_run_cells_rows_outcomes_and_exit_code(passing,
     assert bad["precision"] == {**cache, "weights": "float32", "gemm": "native"}
 
 
-def test_all_files_are_the_same_bytes_again_and_a_failed_write_leaves_the_old(
+def test_files_are_the_same_bytes_again_and_a_failed_write_leaves_the_old(
     passing, tmp_path, failing, monkeypatch
 ):
     paths = write_all(tmp_path, passing.judged)

@@ -34,23 +34,13 @@ checks:
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "value"),
-    [
-        ("100%", "100%25", "100%25"),
-        ("%0A", "%250A", "%250A"),
-        ("a\r\nb", "a%0D%0Ab", "a%0D%0Ab"),
-        ("a:b,c", "a:b,c", "a%3Ab%2Cc"),
-        ("::error::x", "::error::x", "%3A%3Aerror%3A%3Ax"),
-        ("\x1b[31m\x00\u202e", "\\x1b[31m\\x00\\u202e", "\\x1b[31m\\x00\\u202e"),
-        ("量化 🙂", "量化 🙂", "量化 🙂"),
-    ],
-)
-def test_escapes(text, message, value):
-    assert (github.in_message(text), github.in_property(text)) == (message, value)
-
-
-def test_commands():
+def test_escapes_and_commands():
+    both = {"100%": "100%25", "%0A": "%250A", "a\r\nb": "a%0D%0Ab", "量化 🙂": "量化 🙂"}
+    both["\x1b[31m\x00\u202e"] = "\\x1b[31m\\x00\\u202e"
+    for text, escaped in both.items():
+        assert github.in_message(text) == github.in_property(text) == escaped
+    for text, escaped in (("a:b,c", "a%3Ab%2Cc"), ("::error::x", "%3A%3Aerror%3A%3Ax")):
+        assert (github.in_message(text), github.in_property(text)) == (text, escaped)
     odd = Annotation("error", "a: b, 5%", "x: 5%,\ny", Place("a,b:c%.yaml", 1))
     assert odd.command == "::error file=a%2Cb%3Ac%25.yaml,line=1,title=a%3A b%2C 5%25::x: 5%25,%0Ay"
     assert Annotation("error", "t", "s").command == "::error title=t::s"
@@ -67,7 +57,7 @@ def annotated(made, *outcomes):
     return annotate(made.with_outcomes(*outcomes, change=lambda o: None).judged, {})
 
 
-def test_failures_come_first_then_ten_and_one_that_counts_the_rest(passing):
+def test_the_worst_ten_come_first_and_none_is_hidden(passing):
     order = ["pass a", "not_evaluated b", "inconclusive d", "fail e", "inconclusive f"]
     outcomes = [outcome(*words.split()) for words in order]
     outcomes.insert(2, outcome("not_evaluated", "optional", required=False))
@@ -82,9 +72,6 @@ def test_failures_come_first_then_ten_and_one_that_counts_the_rest(passing):
     assert [a.sentence for a in more[:MOST]] == [f"c{i} fail." for i in range(MOST)]
     rest = "2 more checks did not pass: c10, last. The report has all of them."
     assert more[MOST:] == [Annotation("warning", "kvbench: 2 more", rest)]
-
-
-def test_one_check_on_many_cells_does_not_hide_the_next_and_long_sentences_are_cut(passing):
     cells = [cell.id for cell in passing.manifest.cells]
     many = [outcome("fail", "first", [cell]) for cell in cells] + [outcome("fail", "second", cells[:1])]
     found = annotated(passing, *many)
@@ -151,11 +138,8 @@ def test_each_outcome_stands_on_the_line_that_made_it(stored, repository):
     assert places(stored, repository)[:2] == [Place(matrix, None)] * 2  # changed since
     path.unlink()
     assert places(stored, repository) == [None, None, None, Place("gates/int8.yaml", 4), None, None]
-
-
-@pytest.mark.parametrize("path", [None, "\x00", "n" * 5000, ".", "gates"])
-def test_a_path_that_is_no_file_is_no_place(stored, repository, path):
-    assert places(moved(stored, path), repository)[0] is None
+    for path in (None, "\x00", "n" * 5000, ".", "gates"):
+        assert places(moved(stored, path), repository)[0] is None
 
 
 def test_commands_are_one_line_each_and_nothing_is_said_outside_github(maker, tmp_path, monkeypatch):
@@ -190,9 +174,7 @@ def test_a_summary_is_cut_by_whole_sections_and_says_which_are_left_out(failing)
     assert {0, len(titles)} < seen
 
 
-def test_the_summary_is_appended_never_exceeds_the_limit_and_its_failure_is_a_sentence(
-    failing, tmp_path, maker
-):
+def test_the_summary_is_appended_and_never_exceeds_the_limit(failing, tmp_path, maker):
     path = tmp_path / "summary"
     path.write_text("before\n")
     for _ in range(2):

@@ -111,16 +111,13 @@ def test_the_page_is_reproducible_and_has_the_definitions_of_its_metrics(passing
     assert html_of(passing.with_rows(change)).count("not measured: not run") == 1
 
 
-def test_hundreds_of_cells_stay_under_the_limit_and_a_small_run_is_shown_whole(maker, passing_html):
+def test_many_cells_stay_under_the_limit_and_keep_the_line_and_column_of_a_failed_check(maker, passing_html):
     formats = ("native", "int8_sym", "int8_static", "fp8_e4m3", "fp8_e4m3_static")
     contexts = tuple(128 * 2**i for i in range(8))
     html = html_of(maker(formats=formats, batches=(1, 2, 4, 8, 16, 32, 64), contexts=contexts))
     assert len(html.encode()) <= LIMIT == 2_000_000
     assert f"<strong>{TITLE}.</strong>" in html
     assert TITLE not in passing_html
-
-
-def test_a_shortened_page_keeps_the_line_and_the_column_of_a_failed_check(maker):
     made = maker(batches=(1, 2, 4, 8), contexts=tuple(range(128, 128 * 9, 128)))
     last = made.manifest.cells[-1].id
     bad = outcome("itl_p90_ms at most 1", "fail", cells=[last], metric="itl_p90_ms", value=99.0)

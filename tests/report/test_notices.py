@@ -53,14 +53,11 @@ def test_scales_calibrated_on_the_text_they_are_measured_on(passing, of, found):
     assert [n.found.startswith("s.json by perplexity pydoc:") for n in made] == [True] * found
 
 
-def test_a_busy_machine(passing):
+def test_busy_machines_and_partial_runs_are_marked(passing):
     for after, found in ((3.0, []), (3.1, ["The machine was busy"])):
         load = {"latency": {"host_load": {"before": 0.5, "after": after, "cpus": 2}}}
         busy = passing.with_records(lambda r, load=load: replace(r, facts=r.facts | load.get(r.runner, {})))
         assert titles(busy) == found
-
-
-def test_a_partial_run_is_marked_where_it_is_partial(passing):
     why = "limited: first 6 chunks"
     made = passing.with_records(lambda r: replace(r, partial=why) if r.runner == "perplexity" else r)
     made = made.with_rows(lambda r: replace(r, partial=why) if r.metric.startswith("ppl") else r)

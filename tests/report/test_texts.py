@@ -54,7 +54,7 @@ def test_names_are_printed_and_never_interpreted(maker, printed, text):
         assert text in found
 
 
-def test_one_model_is_named_once_above_all_tables(maker, printed):
+def test_one_model_is_named_once_and_a_narrow_terminal_cuts_no_word(maker, printed, monkeypatch):
     made = maker(fixed={"weights": "fp8_block128", "model": "/x/fp8", "native_model": "/x/whole"})
     for cell in made.manifest.cells[:4]:
         cell.spec.update({"weights": "native", "model": "/x/whole", "native_model": None})
@@ -63,9 +63,6 @@ def test_one_model_is_named_once_above_all_tables(maker, printed):
     assert not any("/x/" in line for line in lines[2:])
     made.manifest.cells[0].spec["model"] = "/x/other"
     assert "Model:" not in printed(made)
-
-
-def test_a_narrow_terminal_cuts_no_word_of_the_precision_table(maker, printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     text = re.sub(r"\x1b\[[0-9;]*m", "", printed(maker(formats=["native", "int8_static"]), Terminal()))

@@ -122,7 +122,7 @@ def test_storage_has_its_parts_and_precision_has_storage_transfer_and_execution(
     assert line.chips == (("verified", "E1, E2, E3"),)
 
 
-def test_a_failing_run_marks_the_values_that_failed_and_groups_equal_cells(failing):
+def test_a_failing_run_marks_what_failed_and_evidence_decides_the_state(failing, passing):
     view = build(failing.judged)
     got = entry(view, "quality", "ppl_delta_pct", kv_format="int8_sym")
     assert (got.status, got.limit) == ("fail", "within [-1, 1]")
@@ -132,8 +132,6 @@ def test_a_failing_run_marks_the_values_that_failed_and_groups_equal_cells(faili
         *((1, "verified"), (3, "verified"), (1, "mismatch"))  # one bad task of six
     ]
 
-
-def test_effective_formats_and_missing_evidence_decide_the_state(passing):
     def wrong(record):  # though every level is verified
         own = record.key == "storage--int8_sym-1-128"
         return replace(record, evidence={**record.evidence, "effective": "native"}) if own else record
@@ -241,18 +239,15 @@ def test_every_value_links_to_its_line(passing):
 FAR = {"formats": ("native",), "batches": (1, 100), "contexts": (100, 10_000)}
 
 
-@pytest.mark.parametrize(
-    ("shape", "metric", "shades"),
-    [({}, "itl_ms", ["q0", "q8"]), (FAR, "kv_bytes_total", ["q0", "q4", "q4", "q8"])],
-)
-def test_shades_follow_the_values_by_logarithm_where_they_are_far_apart(maker, shape, metric, shades):
-    cells = [c for row in heats(maker(**shape))[metric].rows for c in row.cells]
-    found = [shade for _, shade in sorted((float(c.entry.shown.exact), c.shade) for c in cells)]
-    assert found == sorted(found)
-    assert (found if len(shades) == len(found) else [found[0], found[-1]]) == shades
-
-
-def test_around_no_change_the_two_sides_have_two_colours_and_no_value_has_none(maker):
+def test_shades_follow_the_values_and_differ_on_the_two_sides_of_no_change(maker):
+    for shape, metric, shades in (
+        ({}, "itl_ms", ["q0", "q8"]),
+        (FAR, "kv_bytes_total", ["q0", "q4", "q4", "q8"]),
+    ):
+        cells = [c for row in heats(maker(**shape))[metric].rows for c in row.cells]
+        found = [shade for _, shade in sorted((float(c.entry.shown.exact), c.shade) for c in cells)]
+        assert found == sorted(found)
+        assert (found if len(shades) == len(found) else [found[0], found[-1]]) == shades
     values = {"int8_sym-1-128": 0.8, "int8_sym-1-512": 0.9, "int8_sym-4-128": 1.0, "int8_sym-4-512": 1.2}
 
     def change(row):
@@ -408,7 +403,7 @@ def made_with(maker, entries, other=None):
     return maker(batches=(1,), contexts=(128, 512)).with_records(change)
 
 
-def test_cells_with_the_same_scales_have_one_table_and_all_that_differs_is_shown(maker):
+def test_scales_of_equal_cells_have_one_table_and_sides_are_counted_separately(maker):
     default = {"k_source": "default", "v_source": "default"}
     view = build(made_with(maker, [scale(0, k_read=False), scale(1, 1.0, 1.0, **default)]).judged)
     (found,) = view.scales
@@ -430,20 +425,12 @@ def test_cells_with_the_same_scales_have_one_table_and_all_that_differs_is_shown
     ranges = [scale(0, [0.1, 0.2], [1, 2], **DYNAMIC)], [scale(0, [0.05, 0.15], [1, 3], **DYNAMIC)]
     (found,) = build(made_with(maker, *ranges).judged).scales
     assert [side[0] for side in found.rows[0].sides] == ["0.05 to 0.2", "1 to 3"]
-
-
-@pytest.mark.parametrize(
-    ("last", "text"),
-    [
+    sources = [("checkpoint", "checkpoint", "yes")] * 28 + [("default", "default", "yes")]
+    parted = "29 of 30 layers read: K checkpoint 29, default 1; V checkpoint 28, default 2"
+    for last, text in (
         (("default", "default", "yes"), "30 of 30 layers read: checkpoint 28, default 2"),
-        (
-            ("checkpoint", "default", "no"),
-            "29 of 30 layers read: K checkpoint 29, default 1; V checkpoint 28, default 2",
-        ),
+        (("checkpoint", "default", "no"), parted),
         (("default", "default", "unproven"), "29 of 30 layers read: checkpoint 28, default 2"),
-    ],
-)
-def test_sides_that_differ_are_counted_separately(last, text):
-    sources = [("checkpoint", "checkpoint", "yes")] * 28 + [("default", "default", "yes"), last]
-    rows = [ScaleRow(i, (("1", k, "yes"), ("1", v, read))) for i, (k, v, read) in enumerate(sources)]
-    assert summary(rows) == text
+    ):
+        sides = enumerate([*sources, last])
+        assert summary([ScaleRow(i, (("1", k, "yes"), ("1", v, read))) for i, (k, v, read) in sides]) == text

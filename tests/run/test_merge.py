@@ -78,9 +78,8 @@ def changed(**manifest):
     return part(2, [KEYS[0], KEYS[3]], **manifest)
 
 
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
+def test_what_does_not_fit_is_refused_by_name():
+    for other, said in (
         (changed(matrix=MatrixFile("m.yaml", "t")), r"their matrices differ \(sha256 s and t\)"),
         (changed(matrix=MatrixFile("m.yaml", "s", {"axes": {"batch": [2]}})), r"--set .*axes.batch"),
         (changed(environment={"identity": {**IDENTITY, "torch": "2.12"}}), "torch is 2.13.0 and 2.12"),
@@ -89,11 +88,9 @@ def changed(**manifest):
         (changed(shard=Share(Shard(2, 3), frozenset(KEYS[:1]))), "of 2 shards.* of 3"),
         (changed(until_decided={}), "was run with --until-decided"),
         (changed(stopped=Stopped(CANARY, "precision", "the canary")), "--canary stopped shard 2 of 2"),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name(other, said):
-    with pytest.raises(UsageError, match=f"shard 2 of .* cannot be merged with shard 1 of 2: .*{said}"):
-        merged_of([ONE, other])
+    ):
+        with pytest.raises(UsageError, match=f"shard 2 of .* cannot be merged with shard 1 of 2: .*{said}"):
+            merged_of([ONE, other])
     with pytest.raises(UsageError, match="two runs or more"):
         merged_of([ONE])
 
@@ -184,19 +181,18 @@ def products(us, error):
     return {"products": [{"rows": [{"us": us, "error": error}]}]}
 
 
-@pytest.mark.parametrize(
-    ("runner", "one", "other", "said"),
-    [
+def test_times_alone_may_differ():
+    for runner, one, other, said in (
         ("transfer", swaps(1.0, 8), swaps(1.0, 9), "the bytes differ (swaps)"),
         ("transfer", swaps(1.0, 8), swaps(2.0, 8), ""),
         ("parity", {"cases": [{"max_abs": 0.0}]}, {"cases": [{"max_abs": 1}]}, "the samples differ (cases)"),
         ("gemm", products(1.0, 0.0), products(2.0, 0.0), ""),
         ("gemm", products(1.0, 0.0), products(1.0, 0.5), "the samples differ (products)"),
         ("latency", {"arms": [{"itl_ms": [1.0]}]}, {"arms": [{"itl_ms": [2.0]}]}, ""),
-    ],
-)
-def test_times_alone_may_differ(runner, one, other, said):
-    record = MadeRun("int8_sym").measure(runner, (one, {"a_bytes": 1, "held_bytes": 2}), ({}, {})).records[1]
-    assert differing(record, replace(record, samples=other, facts={"a_bytes": 1, "held_bytes": 3})) == said
-    if runner == "transfer":
-        assert differing(record, replace(record, facts={"a_bytes": 2})) == "the bytes differ (a_bytes)"
+    ):
+        measured = (one, {"a_bytes": 1, "held_bytes": 2}), ({}, {})
+        record = MadeRun("int8_sym").measure(runner, *measured).records[1]
+        changed = replace(record, samples=other, facts={"a_bytes": 1, "held_bytes": 3})
+        assert differing(record, changed) == said
+        if runner == "transfer":
+            assert differing(record, replace(record, facts={"a_bytes": 2})) == "the bytes differ (a_bytes)"

@@ -1,7 +1,5 @@
 """The time left: by like tasks, never by the mean of all, and what is like none is said and not guessed."""
 
-import pytest
-
 from kvbench.matrix.cells import Task
 from kvbench.records.record import ERROR, OK, Record
 from kvbench.run.execute import Plan
@@ -66,14 +64,9 @@ def test_what_is_like_nothing_is_counted_apart_an_error_times_nothing_and_a_task
         assert left.rest(todo[1], elapsed, share) == Rest(own + 100.0, 0)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.4, "0 s"), (89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h")]
-)
-def test_seconds_are_said_in_the_unit_that_fits(seconds, words):
-    assert duration(seconds) == words
-
-
-def test_off_a_terminal_each_task_is_one_line(capsys):
+def test_off_a_terminal_each_task_is_one_line_and_seconds_have_the_unit_that_fits(capsys):
+    texts = {0.4: "0 s", 89.4: "89 s", 90: "2 min", 5399: "90 min", 5400: "1.5 h"}
+    assert {seconds: duration(seconds) for seconds in texts} == texts
     todo = (task("storage", batch=1, context=8), task("storage", batch=2, context=8), task("mcq", "cloze"))
     lines = Lines()
     lines.start(Plan(todo, (task("parity"),)))

@@ -63,7 +63,7 @@ def options_of(runner, **own):
     return {name: o.default for name, o in RUNNERS[runner].options.items()} | own
 
 
-def test_every_runner_has_a_stage_and_looks_that_grow():
+def test_the_stage_and_the_looks_of_a_runner():
     stages = (
         {"storage", "transfer"},
         {"parity", "health", "gemm"},
@@ -76,11 +76,7 @@ def test_every_runner_has_a_stage_and_looks_that_grow():
     strict = gate(check("itl_ratio"), allow_partial=False)
     assert sequential._looks("latency", options, strict) == Looks("repeats", (3, 10, 20))
     assert sequential._looks("latency", options, gate(check("itl_ratio"), check("itl_ms"))) == sequential.ONCE
-
-
-@pytest.mark.parametrize(
-    ("metric", "limit", "allow_partial", "sizes"),
-    [
+    for metric, limit, allow_partial, sizes in (
         ("ppl_delta_pct", None, True, (4, 32, None)),
         ("ppl_delta_pct", 64, True, (4, 32, 64)),
         ("ppl_delta_pct", 63, True, (4, 63)),  # 32 is more than half of it
@@ -88,12 +84,10 @@ def test_every_runner_has_a_stage_and_looks_that_grow():
         ("ppl_delta_pct", None, False, (None,)),  # a limited result decides nothing there
         ("kld_max", None, True, (None,)),  # a bare value has no level
         ("itl_ms", None, True, (None,)),  # no check of this runner
-    ],
-)
-def test_the_looks_of_a_runner(metric, limit, allow_partial, sizes):
-    options = options_of("perplexity", limit_chunks=limit)
-    looks = sequential._looks("perplexity", options, gate(check(metric), allow_partial=allow_partial))
-    assert looks.sizes == sizes
+    ):
+        options = options_of("perplexity", limit_chunks=limit)
+        looks = sequential._looks("perplexity", options, gate(check(metric), allow_partial=allow_partial))
+        assert looks.sizes == sizes
 
 
 def test_the_plan_of_a_matrix_stages_first_then_what_is_open(plan):
@@ -197,7 +191,7 @@ def row_of(run):
     return next(r for r in run.rows() if r.metric == "ppl_delta_pct")
 
 
-def test_the_sentence_says_look_level_and_interval_and_a_limit_between_the_two_is_open():
+def test_at_a_look_an_open_limit_waits_and_the_sentence_says_so():
     run = many([0.0])
     limits = check("ppl_delta_pct", low=-50, high=50)
     (plain,), (looked,) = outcomes(run.run, limits), outcomes(early(run), limits)
@@ -215,9 +209,6 @@ def test_the_sentence_says_look_level_and_interval_and_a_limit_between_the_two_i
     between = Check("ppl_delta_pct", {}, row.low * 0.999, row.high * 1.001, "")
     (plain,), (looked,) = outcomes(run.run, between), outcomes(early(run), between)
     assert (plain.status, looked.status) == (PASS, INCONCLUSIVE)
-
-
-def test_a_divergence_that_keeps_its_limit_waits_for_the_last_look():
     run = many([0.0])
     rows = [replace(row_of(run), metric="kld_mean", unit=NAT, value=0.001, low=0.0009, high=0.0011, units=30)]
     for sizes, due in (((6, None), INCONCLUSIVE), ((3, 6), PASS)):
@@ -261,20 +252,17 @@ def test_what_is_left_out_is_no_pass_and_says_why():
     assert verdict.exit_code != 0
 
 
-@pytest.mark.parametrize(
-    ("part", "value"),
-    [
+def test_a_manifest_whose_looks_do_not_fit_its_tasks_is_refused(tmp_path):
+    for part, value in (
         ("until_decided", {"looks": {"perplexity": {"option": "limit_chunks"}}}),
         ("until_decided", {"looks": {"perplexity": {"option": "limit_chunks", "sizes": [7]}}}),
         ("stopped", {"by": "until_decided", "check": "x"}),
         ("stopped", {"by": "chance", "check": "x", "after": "y"}),
-    ],
-)
-def test_a_manifest_whose_looks_do_not_fit_its_tasks_is_refused(tmp_path, part, value):
-    good = early(many([0.0]), stopped=Stopped(UNTIL_DECIDED, "x", "y")).manifest
-    run_dir = RunDir(tmp_path)
-    run_dir.write_manifest(good)
-    assert run_dir.manifest() == good
-    write_json(tmp_path / "run.json", {**good.to_dict(), part: value})
-    with pytest.raises(UsageError, match=f"{part} does not fit its tasks"):
-        run_dir.manifest()
+    ):
+        good = early(many([0.0]), stopped=Stopped(UNTIL_DECIDED, "x", "y")).manifest
+        run_dir = RunDir(tmp_path)
+        run_dir.write_manifest(good)
+        assert run_dir.manifest() == good
+        write_json(tmp_path / "run.json", {**good.to_dict(), part: value})
+        with pytest.raises(UsageError, match=f"{part} does not fit its tasks"):
+            run_dir.manifest()
