@@ -1,11 +1,6 @@
 """Pages of made-up runs and of one real one, each written once, for the Chromium of tests/conftest.py."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
-from playwright.sync_api import Browser, Page
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
@@ -16,10 +11,10 @@ from tests.report.hostile import hostile
 
 # Markup, handlers, a formula, a newline, Chinese, a direction override and 500 characters without a break.
 NASTY = (
-    '<script>window.harmed = 1</script><img src=x onerror=\'window.harmed = 1\'>"onmouseover="window.harmed = 1" '
-    '=HYPERLINK("http://example.invalid")\nnext line 量化键值缓存 \u202ertl עברית ' + "n" * 500
+    "<script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>"
+    '"onmouseover="window.harmed = 1" =HYPERLINK("http://example.invalid")\n'
+    f"next line 量化键值缓存 \u202ertl עברית {'n' * 500}"
 )
-
 MATRIX = """\
 name: tiny
 model: {source: tiny-llama, plumbing: true}
@@ -30,23 +25,21 @@ runners:
   agreement: {steps: 24, prompt_tokens: 12, continuation: 4}
 """
 
-Open = Callable[..., Page]
-
 
 @pytest.fixture(scope="session")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def pages(tmp_path_factory):
     """`pages(kind)`: the page of a passing, failing, hostile, many-formats or real run, made on first use."""
     folder = tmp_path_factory.mktemp("pages")
-    made: dict[str, Path] = {}
+    made = {}
     formats = ("native", "int8_sym", "int8_static", "fp8_e4m3")
-    makers: dict[str, Callable[[], Any]] = {
+    makers = {
         "passing": make,
         "failing": lambda: fail(make()),
         "hostile": lambda: hostile(make, NASTY),
         "formats": lambda: make(formats=formats, contexts=(128, 512, 2048)),
     }
 
-    def page(kind: str) -> Path:
+    def page(kind):
         if kind not in made:
             made[kind] = folder / f"{kind}.html"
             if kind == "real":  # what `kvbench run` writes of a small matrix
@@ -62,22 +55,20 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def show(chromium: Browser, pages: Callable[[str], Path]) -> Iterator[Open]:
+def show(chromium, pages):
     """`show(kind, width=, scheme=, scripts=)`: the page, opened from its file with the network blocked.
 
     Fails at the end of the test if the page requested anything but its file, or logged a message.
     """
-    asked: list[str] = []
-    complaints: list[str] = []
-    contexts = []
+    asked, complaints, contexts = [], [], []
 
-    def go(kind: str, width: int = 1400, scheme: str = "light", scripts: bool = True, **more: Any) -> Page:
+    def go(kind, width=1400, scheme="light", scripts=True, **more):
         looks = {"color_scheme": scheme, "java_script_enabled": scripts, **more}
-        context = chromium.new_context(viewport={"width": width, "height": 900}, **looks)  # type: ignore[arg-type]
+        context = chromium.new_context(viewport={"width": width, "height": 900}, **looks)
         contexts.append(context)
         url = pages(kind).as_uri()
 
-        def gate(route: Any) -> None:
+        def gate(route):
             if route.request.url.split("#")[0] == url:
                 return route.continue_()
             asked.append(route.request.url)
@@ -90,9 +81,8 @@ def show(chromium: Browser, pages: Callable[[str], Path]) -> Iterator[Open]:
         page.goto(url)
         return page
 
-    go.complaints = complaints  # type: ignore[attr-defined]
+    go.complaints = complaints
     yield go
     for context in contexts:
         context.close()
-    assert asked == []
-    assert complaints == []
+    assert (asked, complaints) == ([], [])

@@ -19,11 +19,8 @@ def violations(page, *rules):
 @pytest.mark.parametrize("kind", ["passing", "failing", "hostile", "real"])
 def test_axe_finds_no_violation(show, kind):
     assert violations(show(kind)) == []
-
-
-@pytest.mark.parametrize("kind", ["passing", "failing"])
-def test_nor_in_the_dark_where_only_colours_differ(show, kind):
-    assert violations(show(kind, scheme="dark"), "color-contrast") == []
+    if kind in ("passing", "failing"):  # in the dark only colours differ
+        assert violations(show(kind, scheme="dark"), "color-contrast") == []
 
 
 def test_axe_would_find_one(show):

@@ -7,34 +7,37 @@ import pytest
 pytestmark = pytest.mark.browser
 
 KINDS = ("passing", "failing", "hostile", "formats", "real")
+OPEN = "(all) => all.forEach((one) => { one.open = true; })"
+REMOVE = "(all) => all.forEach((one) => one.remove())"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 def column(page, table, place):
-    return page.locator(f"{table} tbody tr").evaluate_all(
-        "(rows, i) => rows.map((row) => row.cells[i].innerText)", place
-    )
+    read = "(rows, i) => rows.map((row) => row.cells[i].innerText)"
+    return page.locator(f"{table} tbody tr").evaluate_all(read, place)
 
 
-@pytest.mark.parametrize(
-    ("kind", "scripts"), [*((kind, True) for kind in KINDS), ("failing", False), ("hostile", False)]
-)
+PAGES = [*((kind, True) for kind in KINDS), ("failing", False), ("hostile", False)]
+
+
+@pytest.mark.parametrize(("kind", "scripts"), PAGES)
 @pytest.mark.parametrize("width", [360, 1400])
 def test_the_page_itself_never_scrolls_sideways(show, kind, width, scripts):
     page = show(kind, width=width, scripts=scripts)
     assert page.evaluate(OVERFLOW) == 0
-    page.locator("details").evaluate_all("(all) => all.forEach((one) => { one.open = true; })")
+    page.locator("details").evaluate_all(OPEN)
     assert page.evaluate(OVERFLOW) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_scripts_everything_is_there_and_no_control_pretends_to_work(show, kind):
     with_scripts, plain = show(kind), show(kind, scripts=False)
-    for page in (with_scripts, plain):
-        page.locator(".controls").evaluate_all("(all) => all.forEach((one) => one.remove())")
     read = """(e) => { const c = e.cloneNode(true);
         c.querySelectorAll('script').forEach((s) => s.remove()); return c.textContent; }"""
-    words = [" ".join(page.locator("main").evaluate(read).split()) for page in (with_scripts, plain)]
+    words = []
+    for page in (with_scripts, plain):
+        page.locator(".controls").evaluate_all(REMOVE)
+        words.append(" ".join(page.locator("main").evaluate(read).split()))
     assert words[0] == words[1]
     assert plain.locator("button, input, select").count() == 0
     assert with_scripts.locator("button.sort").count() > 10
@@ -54,24 +57,20 @@ def test_the_first_tab_reaches_the_skip_link_and_enter_follows_it(show):
 def test_enter_on_a_heading_sorts_by_number_both_ways_and_back(show):
     page = show("passing")
     table = "#latency > .scroll > table"
-    heads = page.locator(f"{table} thead th").all_inner_texts()
-    place = next(i for i, text in enumerate(heads) if text.startswith("Decode"))
-    head = page.locator(f"{table} thead th").nth(place)
-    before = column(page, table, place)
-    button = head.locator("button")
-    button.focus()
+    heads = page.locator(f"{table} thead th")
+    place = next(i for i, text in enumerate(heads.all_inner_texts()) if text.startswith("Decode"))
+    head, before = heads.nth(place), column(page, table, place)
+    head.locator("button").focus()
+    numbers = [float(text.split()[0]) for text in before]
+    rising = sorted(numbers)
+    assert rising != numbers
+    for order, want in (("ascending", rising), ("descending", rising[::-1])):
+        page.keyboard.press("Enter")
+        assert head.get_attribute("aria-sort") == order
+        assert [float(text.split()[0]) for text in column(page, table, place)] == want
     page.keyboard.press("Enter")
-    assert head.get_attribute("aria-sort") == "ascending"
-    rising = [float(text.split()[0]) for text in column(page, table, place)]
-    first = [float(text.split()[0]) for text in before]
-    assert rising == sorted(first) != first
-    page.keyboard.press("Enter")
-    assert head.get_attribute("aria-sort") == "descending"
-    assert [float(text.split()[0]) for text in column(page, table, place)] == rising[::-1]
-    page.keyboard.press("Enter")
-    assert head.get_attribute("aria-sort") is None
-    assert column(page, table, place) == before
-    head = page.locator(f"{table} thead th").nth(2)  # the ratio: baselines have none, and come last
+    assert (head.get_attribute("aria-sort"), column(page, table, place)) == (None, before)
+    head = heads.nth(2)  # the ratio: baselines have none, and come last
     assert "ITL ratio" in head.inner_text()
     for _ in range(2):
         head.locator("button").click()
@@ -81,18 +80,17 @@ def test_enter_on_a_heading_sorts_by_number_both_ways_and_back(show):
 def test_rows_are_filtered_by_words_and_by_outcome(show):
     page = show("failing")
     box = page.get_by_role("searchbox", name="Filter rows: Every check")
+    outcome = page.get_by_role("combobox", name="Outcome: Every check")
     rows = page.locator("#checks tbody tr:not(.group)")
-    total = rows.count()
     box.fill("int8_sym layer 7")
-    shown = [row for row in rows.all() if row.is_visible()]
-    assert len(shown) == 1
-    assert "Layer 7 of 30" in shown[0].inner_text()
-    assert page.locator("#checks [role=status]").inner_text() == f"1 of {total} rows"
+    (shown,) = (row for row in rows.all() if row.is_visible())
+    assert "Layer 7 of 30" in shown.inner_text()
+    assert page.locator("#checks [role=status]").inner_text() == f"1 of {rows.count()} rows"
     assert sum(group.is_visible() for group in page.locator("#checks .group").all()) == 1
     box.fill("")
-    page.get_by_role("combobox", name="Outcome: Every check").select_option("fail")
+    outcome.select_option("fail")
     assert sum(row.is_visible() for row in rows.all()) == page.locator("#checks .row-fail").count() == 2
-    page.get_by_role("combobox", name="Outcome: Every check").select_option("")
+    outcome.select_option("")
     assert all(row.is_visible() for row in rows.all())
 
 
@@ -184,12 +182,11 @@ def test_the_policy_lets_no_other_script_run(show):
 @pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "plain"])
 def test_a_hostile_name_is_read_and_never_run(show, scripts):
     page = show("hostile", scripts=scripts)
-    page.locator("details").evaluate_all("(all) => all.forEach((one) => { one.open = true; })")
+    page.locator("details").evaluate_all(OPEN)
     for place in page.locator("text=onmouseover").all()[:5]:
         place.hover(force=True)
     assert page.evaluate("window.harmed") is None
-    assert page.locator("img, iframe, object, [onmouseover], [onerror]").count() == 0
-    assert page.locator("a:not([href^='#'])").count() == 0
+    assert page.locator("img, iframe, object, [onmouseover], [onerror], a:not([href^='#'])").count() == 0
     text = page.locator("body").inner_text()
     assert "<script>window.harmed = 1</script>" in text
     assert '=HYPERLINK("http://example.invalid")\\nnext line 量化键值缓存' in text

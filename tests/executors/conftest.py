@@ -1,18 +1,20 @@
 """A small matrix on a tiny model, run by each executor; and a worker that is made to fail."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
+from kvbench.data.fingerprint import fingerprint as data_fingerprint
+from kvbench.machine.host import host
+from kvbench.matrix.load import load
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import METRICS, derive
+from kvbench.models.source import fingerprint as model_fingerprint
 from kvbench.records.run import RunDir
 
+CRASH = "os.write(2, b'last words\\n'); os.kill(os.getpid(), signal.SIGSEGV)"
 MATRIX = """\
 name: small
 model: {source: tiny-llama, plumbing: true}
@@ -26,40 +28,50 @@ runners:
 
 
 @pytest.fixture
-def matrix(tmp_path: Path) -> Path:
+def matrix(tmp_path):
     (tmp_path / "m.yaml").write_text(MATRIX)
     return tmp_path / "m.yaml"
 
 
 @pytest.fixture
-def kvbench() -> Callable[..., Any]:
+def kvbench():
     """kvbench(words...): the command in this process."""
     return lambda *words: CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
 
 
-def quality(run: Path) -> dict[str, Any]:
+def by_format(run):
+    return {(r.runner, r.spec["kv_format"]): r for r in RunDir(run).load().records}
+
+
+def load_here(path):
+    """The matrix with the keys that a run on this machine gives its tasks."""
+
+    def data(name, split):
+        return data_fingerprint(name, None, split)
+
+    return load(path, host=host(), fingerprint_model=model_fingerprint, fingerprint_data=data)
+
+
+def quality(run):
     """What must be equal whoever measured it: samples and evidence of tasks that take no times, to the last
     bit, and what is derived."""
     whole = RunDir(run).load()
     assert whole.missing() == []
-    raw = {
-        r.key: json.dumps([r.status, r.samples, r.decision, r.evidence, r.partial], sort_keys=True)
-        for r in whole.records
-        if not RUNNERS[r.runner].timed
-    }
+    kept = [r for r in whole.records if not RUNNERS[r.runner].timed]
+    raw = {r.key: [r.status, r.samples, r.decision, r.evidence, r.partial] for r in kept}
     rows = [
         (r.cell, r.metric, r.variant, r.value, r.low, r.high, r.n, r.baseline, r.note)
         for r in derive(whole)
         if not RUNNERS[METRICS[r.metric].runner].timed and r.metric != "model_load_s"
     ]
-    return {"raw": raw, "rows": rows}
+    return json.dumps(raw, sort_keys=True), rows
 
 
 @pytest.fixture
-def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+def broken(tmp_path, monkeypatch):
     """broken(module, code): fresh Python processes run the code when they are about to import the module."""
 
-    def breaks(module: str, code: str) -> None:
+    def breaks(module, code):
         (tmp_path / "site").mkdir()
         (tmp_path / "site" / "sitecustomize.py").write_text(
             "import os, signal, sys, time\n"

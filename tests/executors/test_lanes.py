@@ -5,20 +5,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kvbench.data.fingerprint import fingerprint as data_fingerprint
 from kvbench.machine.host import host
 from kvbench.matrix.cells import Task
-from kvbench.matrix.load import Matrix, load
+from kvbench.matrix.load import load
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.tasks import key_of
-from kvbench.models.source import fingerprint as model_fingerprint
 from kvbench.records.run import RunDir
 from kvbench.run.execute import Plan
 from kvbench.run.executors import local
@@ -26,7 +22,7 @@ from kvbench.run.executors.child import python_path
 from kvbench.run.executors.job import Identities, Job, Unit, from_json, split_timed, waves, with_baselines
 from kvbench.run.executors.local import leased, like_the_first, notices
 from kvbench.run.worker import differing
-from tests.executors.conftest import MATRIX
+from tests.executors.conftest import MATRIX, load_here
 
 LINES = (
     MATRIX.replace("engine: {context: 20}", "")
@@ -37,17 +33,15 @@ IDENTITY = {"torch": "1"}
 
 
 @pytest.fixture
-def lines(tmp_path: Path) -> Matrix:
+def lines(tmp_path):
     (tmp_path / "m.yaml").write_text(LINES)
     return load(tmp_path / "m.yaml")
 
 
-def test_jobs_hold_every_task_once_baselines_first_and_survive_json(lines: Matrix, tmp_path: Path) -> None:
+def test_jobs_hold_every_task_once_baselines_first_and_only_what_is_due(lines, tmp_path):
     first, second = waves(lines, lines.tasks, None, IDENTITY)
     assert [len(unit.jobs) for unit in (*first, *second)] == [3] * 4  # a line's cells stay together
-    keys = [
-        [task.key for unit in wave for job in unit.jobs for task in job.tasks] for wave in (first, second)
-    ]
+    keys = [[t.key for unit in wave for job in unit.jobs for t in job.tasks] for wave in (first, second)]
     assert sorted(keys[0] + keys[1]) == sorted(task.key for task in lines.tasks)
     assert {task.key for task in lines.tasks if task.baseline is None} == set(keys[0])
     cell_of = {cell.name: cell.id for cell in lines.cells}
@@ -58,9 +52,10 @@ def test_jobs_hold_every_task_once_baselines_first_and_survive_json(lines: Matri
     assert job.baselines == dict.fromkeys(task.baseline for task in job.tasks)
     assert all(job.identities[task.key]["host"] == IDENTITY for task in job.tasks)
     assert first[0].jobs[0].baselines == {}
-
-
-def test_only_what_is_to_be_measured_becomes_a_job(lines: Matrix) -> None:
+    beside, alone = split_timed(first[0])  # what takes times is split off
+    assert {t.runner for job in beside.jobs for t in job.tasks} == {"storage", "perplexity"}
+    assert {t.runner for job in alone.jobs for t in job.tasks} == {"latency"}
+    assert split_timed(beside)[1] is None
     due = [task for task in lines.tasks if task.runner == "perplexity" and task.baseline]
     ((unit,),) = waves(lines, due, Path("/data"), IDENTITY)
     (job,) = unit.jobs
@@ -68,19 +63,24 @@ def test_only_what_is_to_be_measured_becomes_a_job(lines: Matrix) -> None:
     assert waves(lines, [], None, IDENTITY) == []
 
 
-def test_identities_of_jobs_are_those_in_the_keys() -> None:
-    root = Path(__file__).parents[2] / "matrices"
+def identities_of(path):
+    """Of the tasks of a matrix: each is the one in the task's key."""
+    m = load_here(path)
+    identity = Identities(host().identity, None)
+    for task in m.tasks:
+        assert key_of(RUNNERS[task.runner], task.spec, task.options, identity(task)) == task.key
+    return [identity(task) for task in m.tasks]
+
+
+def test_identities_are_those_in_the_keys_and_differences_are_named(tmp_path):
     for name in ("smoke", "int8_scales", "fp8_quality", "sensitivity"):
-        m = load(
-            root / f"{name}.yaml", host=host(), fingerprint_model=model_fingerprint,
-            fingerprint_data=lambda name, split: data_fingerprint(name, None, split),
-        )  # fmt: skip
-        identity = Identities(host().identity, None)
-        for task in m.tasks:
-            assert key_of(RUNNERS[task.runner], task.spec, task.options, identity(task)) == task.key
-
-
-def test_the_identity_of_an_fp8_checkpoint_has_the_native_one_too(tmp_path: Path) -> None:
+        assert identities_of(Path(__file__).parents[2] / f"matrices/{name}.yaml")
+    due = {"host": {"torch": "2.13.0", "device": "cuda: H200"}, "model": "m" * 80, "data": ["a"]}
+    assert differing(due, due) == ""
+    own = {"host": {"torch": "2.12.0", "device": "cuda: H200"}, "model": "n", "data": ["a"], "native": "x"}
+    assert differing(due, own) == (
+        f"torch 2.13.0 there, 2.12.0 here; model {'m' * 60}... there, n here; native unknown there, x here"
+    )
     for name in ("quantized", "whole"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"0")
@@ -89,35 +89,11 @@ def test_the_identity_of_an_fp8_checkpoint_has_the_native_one_too(tmp_path: Path
         f"name: m\nmodel: {{source: {tmp_path}/quantized, native: {tmp_path}/whole}}\n"
         "axes: {weights: [native, fp8_block128]}\nrunners: {storage: {}}\n"
     )
-    m = load(tmp_path / "m.yaml", host=host(), fingerprint_model=model_fingerprint)
-    identity = Identities(host().identity, None)
-    native, quantized = (identity(task) for task in m.tasks)
-    assert (quantized["native"], native["model"]) == (native["native"], native["native"])
-    assert quantized["model"] != quantized["native"]
-    for task in m.tasks:
-        assert key_of(RUNNERS[task.runner], task.spec, task.options, identity(task)) == task.key
+    native, quantized = identities_of(tmp_path / "m.yaml")
+    assert quantized["native"] == native["model"] == native["native"] != quantized["model"]
 
 
-def test_differences_of_identity_are_named() -> None:
-    due = {"host": {"torch": "2.13.0", "device": "cuda: H200"}, "model": "m" * 80, "data": ["a"]}
-    assert differing(due, due) == ""
-    own = {"host": {"torch": "2.12.0", "device": "cuda: H200"}, "model": "n", "data": ["a"], "native": "x"}
-    assert differing(due, own) == (
-        f"torch 2.13.0 there, 2.12.0 here; model {'m' * 60}... there, n here; native unknown there, x here"
-    )
-
-
-def test_what_takes_times_is_split_off(lines: Matrix) -> None:
-    first, _ = waves(lines, lines.tasks, None, IDENTITY)
-    beside, alone = split_timed(first[0])
-    assert beside is not None
-    assert alone is not None
-    assert {t.runner for job in beside.jobs for t in job.tasks} == {"storage", "perplexity"}
-    assert {t.runner for job in alone.jobs for t in job.tasks} == {"latency"}
-    assert split_timed(beside)[1] is None
-
-
-def test_a_lease_is_one_process_and_dies_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_one_process_and_gpus_are_of_one_type(tmp_path, monkeypatch):
     monkeypatch.setenv("KVBENCH_CACHE_DIR", str(tmp_path))
     code = (
         "import sys\nfrom kvbench.run.executors.local import leased\n"
@@ -125,22 +101,14 @@ def test_a_lease_is_one_process_and_dies_with_it(tmp_path: Path, monkeypatch: py
     )
     env = {**os.environ, "PYTHONPATH": python_path()}
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True, env=env) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
-        with leased("GPU-1", 0) as ours:
-            assert not ours
-        with leased("GPU-2", 0) as ours:
-            assert ours
+        for gpu, free in (("GPU-1", False), ("GPU-2", True)):
+            with leased(gpu, 0) as ours:
+                assert ours == free
         other.kill()
         other.wait()
         with leased("GPU-1", 5) as ours:
             assert ours
-
-
-GPUS = [{"name": "A", "uuid": "GPU-1"}, {"name": "B", "uuid": "GPU-2"}, {"name": "A", "uuid": "GPU-3"}]
-
-
-def test_only_gpus_of_the_type_in_the_keys_are_used() -> None:
     assert like_the_first(GPUS) == ["GPU-1", "GPU-3"]
     fewer, jobs = notices({"device": "cuda", "gpus": GPUS}, ["cuda"], 5)
     assert fewer.startswith("2 of 3 GPUs are used")
@@ -150,68 +118,66 @@ def test_only_gpus_of_the_type_in_the_keys_are_used() -> None:
     assert "(transfer, gemm, latency)" in at_once
 
 
+GPUS = [{"name": "A", "uuid": "GPU-1"}, {"name": "B", "uuid": "GPU-2"}, {"name": "A", "uuid": "GPU-3"}]
+
+
 class Made:
     """Children that only note who ran when, in place of processes, and what a lane gave them."""
 
-    def __init__(self) -> None:
-        self.stopped, self.ran, self.most = False, [], {}
-        self._now: dict[str, int] = {}
-        self._lock = threading.Lock()
+    def __init__(self):
+        self.stopped, self.most, self._now, self._lock = False, {}, {}, threading.Lock()
 
-    def run(self, job: Job, run_dir: Path, done: Callable[[str], None], extra: Mapping[str, str]) -> Any:
+    def run(self, job, run_dir, done, extra):
         lane = extra.get("CUDA_VISIBLE_DEVICES", "cpu")
         with self._lock:
             self._now[lane] = self._now.get(lane, 0) + 1
             self.most[lane] = max(self.most.get(lane, 0), self._now[lane])
-            self.ran.append((lane, job))
         time.sleep(0.02)
         for task in job.tasks:
             done(task.key)
         with self._lock:
             self._now[lane] -= 1
 
-    def stop(self) -> None:
+    def stop(self):
         self.stopped = True
 
 
 class Told:
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path):
         self.run_dir, self.keys = RunDir(tmp_path), []
 
-    def done(self, job: Job, key: str) -> None:
+    def done(self, job, key):
         self.keys.append(key)
 
 
-def jobs(n: int, device: str) -> list[Unit]:
-    task = Task("", "storage", "", {}, {}, ("c",), None)
-    return [
-        Unit((Job(f"c{i}", device, (replace(task, key=f"k{i}"),), {}, {}, None, "/", {}),)) for i in range(n)
-    ]
+def jobs(n, device):
+    task, units = Task("", "storage", "", {}, {}, ("c",), None), []
+    for i in range(n):
+        units.append(Unit((Job(f"c{i}", device, (replace(task, key=f"k{i}"),), {}, {}, None, "/", {}),)))
+    return units
 
 
 @pytest.fixture
-def do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Made, Told]]:
+def do(tmp_path, monkeypatch):
     monkeypatch.setenv("KVBENCH_CACHE_DIR", str(tmp_path))
 
-    def go(units: list[Unit], lanes: list[str], told: Told | None = None) -> tuple[Made, Told]:
+    def go(units, lanes, told=None):
         made, told = Made(), told or Told(tmp_path)
         monkeypatch.setattr(local, "Children", lambda: made)
-        local._do(units, lanes, told)  # type: ignore[arg-type]
+        local._do(units, lanes, told)
         return made, told
 
     return go
 
 
-def test_a_gpu_that_another_run_has_is_left_to_it(
-    do: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_of_another_run_is_left_to_it_and_a_fault_ends_the_children(do, capsys, monkeypatch, tmp_path):
     held, waited = threading.Event(), threading.Event()
 
-    def said(text: str) -> None:
+    def said(text):
         print(text)
         waited.set()
 
-    def hold() -> None:
+    def hold():
         with leased("GPU-1", 5):
             held.set()
             waited.wait(60)
@@ -229,29 +195,25 @@ def test_a_gpu_that_another_run_has_is_left_to_it(
     made, told = do(jobs(9, "cuda"), ["GPU-1", "GPU-3"])
     assert (made.most, len(told.keys)) == ({"GPU-1": 1, "GPU-3": 1}, 9)
 
-
-def test_a_fault_of_the_driver_ends_the_children(do: Any, tmp_path: Path) -> None:
     class Full(Told):
-        def done(self, job: Job, key: str) -> None:
+        def done(self, job, key):
             raise OSError(28, "no space left")
 
     with pytest.raises(OSError, match="no space left"):
         do(jobs(50, "cpu"), [local.CPU], Full(tmp_path))
 
 
-def test_times_are_taken_alone_however_many_jobs_run(
-    lines: Matrix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[tuple[int, set[str]]] = []
+def test_times_are_taken_alone_however_many_jobs_run(lines, tmp_path, monkeypatch):
+    calls = []
 
-    def note(units: list[Unit], lanes: list[str], tell: Any) -> None:
+    def note(units, lanes, tell):
         if units:
             calls.append((len(lanes), {t.runner for u in units for job in u.jobs for t in job.tasks}))
 
     monkeypatch.setattr(local, "_do", note)
     plan = Plan(lines.tasks, ())
-    local.Local(None, 4)(lines, plan, RunDir(tmp_path), None)  # type: ignore[arg-type]
+    local.Local(None, 4)(lines, plan, RunDir(tmp_path), None)
     assert calls == [(4, {"storage", "perplexity"}), (1, {"latency"})] * 2
     calls.clear()
-    local.Local(None)(lines, plan, RunDir(tmp_path), None)  # type: ignore[arg-type]
+    local.Local(None)(lines, plan, RunDir(tmp_path), None)
     assert calls == [(1, {"storage", "perplexity", "latency"})] * 2

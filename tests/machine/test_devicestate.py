@@ -4,9 +4,9 @@ tests/gpu/test_device_state_gpu.py reads a real one.
 """
 
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pynvml
@@ -18,6 +18,7 @@ from kvbench.stats.stability import SLOWDOWNS
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 IDS = {"uuid": "aa-bb", "pci": "00000000:3b:00.0"}
+CLOCK_REASONS, PROCESSES = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetComputeRunningProcesses"
 
 
 class NVMLError(Exception):
@@ -27,28 +28,26 @@ class NVMLError(Exception):
 class MadeNvml:
     """A driver with one GPU, known by UUID and bus; `answers` are returned, exceptions raised."""
 
-    def __init__(self, uuid: str = "GPU-aa-bb", bus: str = "00000000:3b:00.0", **answers: Any) -> None:
+    def __init__(self, uuid="GPU-aa-bb", bus="00000000:3b:00.0", **answers):
         self.names, self.inits = {uuid: "by uuid", bus: "by bus"}, 0
+        violations = {kind: SimpleNamespace(violationTime=ns) for kind, ns in ((1, 5_000), (0, 77))}
         self.answers = {
-            "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
+            CLOCK_REASONS: 0x4,
             "nvmlDeviceGetClockInfo": {1: 1980, 2: 3201},
             "nvmlDeviceGetMaxClockInfo": {1: 1980, 2: 3201},
             "nvmlDeviceGetTemperature": {0: 61},
             "nvmlDeviceGetPowerUsage": 412_500,
             "nvmlDeviceGetEnforcedPowerLimit": 700_000,
-            "nvmlDeviceGetViolationStatus": {
-                1: SimpleNamespace(violationTime=5_000),
-                0: SimpleNamespace(violationTime=77),
-            },
-            "nvmlDeviceGetComputeRunningProcesses": [process(os.getpid(), 10)],
+            "nvmlDeviceGetViolationStatus": violations,
+            PROCESSES: [process(os.getpid(), 10)],
             **answers,
         }
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if name not in self.answers:
             raise AttributeError(name)
 
-        def query(handle: str, *rest: Any) -> Any:
+        def query(handle, *rest):
             assert handle in ("by uuid", "by bus", "whole GPU")
             answer = self.answers[name]
             if isinstance(answer, dict):
@@ -59,33 +58,42 @@ class MadeNvml:
 
         return query
 
-    def nvmlInit(self) -> None:  # noqa: N802
+    def nvmlInit(self):  # noqa: N802
         self.inits += 1
 
-    def nvmlShutdown(self) -> None:  # noqa: N802
+    def nvmlShutdown(self):  # noqa: N802
         self.inits -= 1
 
-    def _find(self, name: str) -> str:
+    def _find(self, name):
         if name not in self.names:
             raise NVMLError("Not Found")
         return self.names[name]
 
     nvmlDeviceGetHandleByUUID = nvmlDeviceGetHandleByPciBusId = _find  # noqa: N815
 
-    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:  # noqa: N802
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle):  # noqa: N802
         assert handle == "by uuid"
         return "whole GPU"
 
 
-def process(pid: int, memory: int | None) -> SimpleNamespace:
+def process(pid, memory):
     return SimpleNamespace(pid=pid, usedGpuMemory=memory)
 
 
-def state(nvml: Any = None, tmp_path: Path = Path("/nowhere"), **ids: str) -> DeviceState:
-    return DeviceState(CUDA, nvml or MadeNvml(), ids or IDS, tmp_path / "proc", tmp_path / "cgroup")
+def state(nvml=None, **ids):
+    nowhere = Path("/nowhere")
+    return DeviceState(CUDA, nvml or MadeNvml(), ids or IDS, nowhere, nowhere)
 
 
-def test_a_whole_state():
+def lost(function, error):
+    """A driver that answers a query with an error, or without the query at all."""
+    nvml = MadeNvml(**{function: error})
+    if error is None:
+        del nvml.answers[function]
+    return nvml
+
+
+def test_a_whole_state_and_this_machines_own():
     found = state()
     read = {k: v for k, v in found.read().items() if not k.startswith(("quota", "steal", "cpu_t"))}
     clocks = {"reasons": ["sw power cap"], "sm_mhz": 1980, "memory_mhz": 3201}
@@ -93,53 +101,45 @@ def test_a_whole_state():
     assert read == clocks | limits
     assert found.fixed() == {"sm_max_mhz": 1980, "memory_max_mhz": 3201, "power_limit_w": 700.0}
     assert set(found.unread) == {"cpu_quota", "cpu_steal"}  # there is no /nowhere
+    found = DeviceState(CPU)
+    read = found.read()
+    assert set(read) == {"quota_us", "quota_periods", "steal_ticks", "cpu_ticks"}
+    for fact, key in (("cpu_quota", "quota_us"), ("cpu_steal", "steal_ticks")):
+        assert (read[key] is None) == (fact in found.unread)
 
 
-def test_bits_are_those_of_the_library():
-    named = {
-        "idle": pynvml.nvmlClocksEventReasonGpuIdle,
-        "application clocks": pynvml.nvmlClocksEventReasonApplicationsClocksSetting,
-        "sw power cap": pynvml.nvmlClocksEventReasonSwPowerCap,
-        "hw slowdown": pynvml.nvmlClocksEventReasonHwSlowdown,
-        "sync boost": pynvml.nvmlClocksEventReasonSyncBoost,
-        "sw thermal": pynvml.nvmlClocksEventReasonSwThermalSlowdown,
-        "hw thermal": pynvml.nvmlClocksEventReasonHwThermalSlowdown,
-        "hw power brake": pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
-        "display": pynvml.nvmlClocksEventReasonDisplayClockSetting,
+def test_the_words_of_a_mask_have_the_bits_of_the_library():
+    names = {
+        "idle": "GpuIdle",
+        "application clocks": "ApplicationsClocksSetting",
+        "sw power cap": "SwPowerCap",
+        "hw slowdown": "HwSlowdown",
+        "sync boost": "SyncBoost",
+        "sw thermal": "SwThermalSlowdown",
+        "hw thermal": "HwThermalSlowdown",
+        "hw power brake": "HwPowerBrakeSlowdown",
+        "display": "DisplayClockSetting",
     }
-    assert {word: bit for bit, word in REASONS.items()} == named
-    assert set(SLOWDOWNS) < set(named)
-    assert "sw power cap" not in SLOWDOWNS
-
-
-@pytest.mark.parametrize(
-    ("mask", "expected"),
-    [
-        (0, []),
-        (0x48, ["hw slowdown", "hw thermal"]),
-        (0x204, ["sw power cap", "reason 0x200"]),
-        (0x1FF, [*REASONS.values()]),
-    ],
-)
-def test_a_mask_in_words(mask, expected):
-    assert words(mask) == expected
+    bits = {word: getattr(pynvml, f"nvmlClocksEventReason{name}") for word, name in names.items()}
+    assert {word: bit for bit, word in REASONS.items()} == bits
+    assert set(SLOWDOWNS) < set(names) - {"sw power cap"}
+    assert words(0) == []
+    assert words(0x48) == ["hw slowdown", "hw thermal"]
+    assert words(0x204) == ["sw power cap", "reason 0x200"]
+    assert words(0x1FF) == [*REASONS.values()]
 
 
 def test_an_older_library_or_driver_is_asked_by_the_older_name():
-    old = MadeNvml(nvmlDeviceGetCurrentClocksThrottleReasons=0x20)
-    del old.answers["nvmlDeviceGetCurrentClocksEventReasons"]
-    assert state(old).read()["reasons"] == ["sw thermal"]
-    missing = NVMLError("Function Not Found")
-    old_driver = MadeNvml(
-        nvmlDeviceGetCurrentClocksEventReasons=missing, nvmlDeviceGetCurrentClocksThrottleReasons=0x40
-    )
-    found = state(old_driver)
-    assert found.read()["reasons"] == ["hw thermal"]
-    assert "reasons" not in found.unread
+    for error in (None, NVMLError("Function Not Found")):
+        old = lost(CLOCK_REASONS, error)
+        old.answers["nvmlDeviceGetCurrentClocksThrottleReasons"] = 0x20
+        found = state(old)
+        assert found.read()["reasons"] == ["sw thermal"]
+        assert "reasons" not in found.unread
 
 
 FUNCTIONS = {
-    "reasons": "nvmlDeviceGetCurrentClocksEventReasons",
+    "reasons": CLOCK_REASONS,
     "sm_mhz": "nvmlDeviceGetClockInfo",
     "temperature_c": "nvmlDeviceGetTemperature",
     "power_w": "nvmlDeviceGetPowerUsage",
@@ -150,16 +150,12 @@ FUNCTIONS = {
 @pytest.mark.parametrize(("fact", "function"), FUNCTIONS.items())
 @pytest.mark.parametrize("error", [NVMLError("Not Supported"), OSError("gone"), None], ids=str)
 def test_what_is_not_supported_is_none_with_the_reason(fact, function, error):
-    nvml = MadeNvml(**{function: error})
-    if error is None:
-        del nvml.answers[function]
-    found = state(nvml)
+    found = state(lost(function, error))
     read = found.read()
     assert read[fact] is None
     assert found.unread[fact] == (str(error) if error else "this NVML has no such query")
-    others = {"sm_mhz": 1980, "power_w": 412.5}
-    others.pop(fact, None)
-    assert {key: read[key] for key in others} == others
+    others = {key: value for key, value in {"sm_mhz": 1980, "power_w": 412.5}.items() if key != fact}
+    assert others.items() <= read.items()
 
 
 def test_a_driver_that_goes_away_costs_facts_and_no_measurement():
@@ -181,25 +177,20 @@ def test_no_driver(error):
     assert found.unread == {"gpu": str(error) or "NVMLError"}
     assert found.read()["sm_mhz"] is None
     assert found.fixed() == dict.fromkeys(("sm_max_mhz", "memory_max_mhz", "power_limit_w"))
-    assert found.others() is None
-    assert found.found_by == ""
+    assert (found.others(), found.found_by) == (None, "")
     found.close()
     assert set(found.unread) == {"gpu", "cpu_quota", "cpu_steal"}
 
 
-def test_no_library(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
-    found = DeviceState(CUDA, None, IDS)
-    assert "pynvml" in found.unread["gpu"]
-
-
-def test_the_library_is_left_as_it_was_found():
+def test_the_library_is_left_as_it_was_found_and_may_be_missing(monkeypatch):
     nvml = MadeNvml()
     found = state(nvml)
     assert nvml.inits == 1
-    found.close()
-    found.close()
-    assert nvml.inits == 0
+    for _ in range(2):
+        found.close()
+        assert nvml.inits == 0
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "pynvml" in DeviceState(CUDA, None, IDS).unread["gpu"]
 
 
 def test_the_gpu_is_found_by_uuid_then_by_bus_and_never_by_index():
@@ -207,41 +198,31 @@ def test_the_gpu_is_found_by_uuid_then_by_bus_and_never_by_index():
     assert state(pci="00000000:3b:00.0").found_by == "pci"
     assert state(uuid="another", pci="00000000:3b:00.0").found_by == "pci"
     lost = state(uuid="another", pci="00000000:99:00.0")
-    assert lost.found_by == ""
     assert lost.unread["gpu"] == "NVML does not find the device of this process (Not Found)"
-    assert lost.read()["temperature_c"] is None
+    assert (lost.found_by, lost.read()["temperature_c"]) == ("", None)
+    mig = state(MadeNvml(uuid="MIG-aa-bb"))  # an instance has the state of its GPU
+    assert (mig.found_by, mig._handle, mig.read()["sm_mhz"]) == ("uuid", "whole GPU", 1980)
 
 
-def test_a_mig_instance_has_the_state_of_its_gpu():
-    found = state(MadeNvml(uuid="MIG-aa-bb"))
-    assert (found.found_by, found._handle) == ("uuid", "whole GPU")
-    assert found.read()["sm_mhz"] == 1980
+def test_other_processes_are_counted():
+    own, other = process(os.getpid(), 10), process(-5, 3_000)
+    for listed, count, size in (
+        ([], 0, 0),
+        ([process(-6, 4_000), other], 2, 7_000),
+        ([other, process(-6, None)], 2, None),
+    ):
+        found = state(MadeNvml(**{PROCESSES: [*listed, own]})).others()
+        assert found == {"count": count, "bytes": size}
+    # In a container the driver's process ids may not be ours: then each of them may be this one.
+    for listed in ([], [other]):
+        found = state(MadeNvml(**{PROCESSES: listed}))
+        assert found.others() is None
+        assert "not in the driver's list" in found.unread["other_processes"]
 
 
-@pytest.mark.parametrize(
-    ("listed", "expected"),
-    [
-        ([], {"count": 0, "bytes": 0}),
-        ([process(-5, 3_000), process(-6, 4_000)], {"count": 2, "bytes": 7_000}),
-        ([process(-5, 3_000), process(-6, None)], {"count": 2, "bytes": None}),
-    ],
-)
-def test_other_processes_are_counted(listed, expected):
-    own = process(os.getpid(), 10)
-    assert state(MadeNvml(nvmlDeviceGetComputeRunningProcesses=[*listed, own])).others() == expected
-
-
-@pytest.mark.parametrize("listed", [[], [process(-5, 3_000)]], ids=["empty", "without us"])
-def test_a_list_without_this_process_says_nothing_of_others(listed):
-    """In a container the driver's process ids may not be ours: then each of them may be this one."""
-    found = state(MadeNvml(nvmlDeviceGetComputeRunningProcesses=listed))
-    assert found.others() is None
-    assert "not in the driver's list" in found.unread["other_processes"]
-
-
-def made(tmp_path: Path, cgroup: str, stat: str, **groups: str) -> DeviceState:
+def made(tmp_path, cgroup, stat, **groups):
     """groups: folder under the control groups, "/" as "__" -> its cpu.stat."""
-    (tmp_path / "proc/self").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(cgroup)
     (tmp_path / "proc/stat").write_text(stat)
     for name, text in groups.items():
@@ -270,30 +251,25 @@ def test_a_container_sees_its_own_group_as_the_root(tmp_path, group):
     assert made(tmp_path, f"0::{group}\n", STAT, _=QUOTA).read()["quota_us"] == 45_000
 
 
+UNCOUNTED = "no control group of version 2 of this process counts throttling"
+
+
 @pytest.mark.parametrize(
-    ("cgroup", "stat", "groups", "reasons"),
+    ("cgroup", "stat", "groups", "fact", "reason"),
     [
-        ("1:cpu:/\n", STAT, {"_": QUOTA}, {"cpu_quota": "no control groups of version 2"}),
-        ("0::/\n", STAT, {"_": NO_QUOTA}, {"cpu_quota": "no control group of version 2 of this process counts throttling"}),
-        ("0::/\n", STAT, {}, {"cpu_quota": "no control group of version 2 of this process counts throttling"}),
-        ("0::/\n", STAT, {"_": "nr_throttled many\n"}, {"cpu_quota": "invalid literal for int() with base 10: 'many'"}),
-        ("0::/\n", STAT, {"_": "nr_throttled 3\n"}, {"cpu_quota": "'throttled_usec'"}),
-        ("0::/\n", "cpu 1 2 3 4\n", {"_": QUOTA}, {"cpu_steal": "/proc/stat has no steal time"}),
-        ("0::/\n", "", {"_": QUOTA}, {"cpu_steal": "not enough values to unpack (expected at least 1, got 0)"}),
+        ("1:cpu:/\n", STAT, {"_": QUOTA}, "cpu_quota", "no control groups of version 2"),
+        ("0::/\n", STAT, {"_": NO_QUOTA}, "cpu_quota", UNCOUNTED),
+        ("0::/\n", STAT, {}, "cpu_quota", UNCOUNTED),
+        ("0::/\n", STAT, {"_": "nr_throttled many\n"}, "cpu_quota",
+         "invalid literal for int() with base 10: 'many'"),
+        ("0::/\n", STAT, {"_": "nr_throttled 3\n"}, "cpu_quota", "'throttled_usec'"),
+        ("0::/\n", "cpu 1 2 3 4\n", {"_": QUOTA}, "cpu_steal", "/proc/stat has no steal time"),
+        ("0::/\n", "", {"_": QUOTA}, "cpu_steal", "not enough values to unpack (expected at least 1, got 0)"),
     ],
 )  # fmt: skip
-def test_what_a_cpu_does_not_say_is_none_with_the_reason(tmp_path, cgroup, stat, groups, reasons):
+def test_what_a_cpu_does_not_say_is_none_with_the_reason(tmp_path, cgroup, stat, groups, fact, reason):
     found = made(tmp_path, cgroup, stat, **groups)
     read = found.read()
-    assert found.unread == reasons
-    missing = {"cpu_quota": ("quota_us", "quota_periods"), "cpu_steal": ("steal_ticks", "cpu_ticks")}
-    (fact,) = reasons
-    assert {key for key, value in read.items() if value is None} == set(missing[fact])
-
-
-def test_this_machine_can_be_read_whatever_it_says():
-    found = DeviceState(CPU)
-    read = found.read()
-    assert set(read) == {"quota_us", "quota_periods", "steal_ticks", "cpu_ticks"}
-    for fact, key in (("cpu_quota", "quota_us"), ("cpu_steal", "steal_ticks")):
-        assert (read[key] is None) == (fact in found.unread)
+    assert found.unread == {fact: reason}
+    missing = {"cpu_quota": {"quota_us", "quota_periods"}, "cpu_steal": {"steal_ticks", "cpu_ticks"}}
+    assert {key for key, value in read.items() if value is None} == missing[fact]

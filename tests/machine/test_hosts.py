@@ -1,45 +1,45 @@
 """Times of different hosts are never joined into one number; each fault changes the host of one record."""
 
+import json
+import shutil
+import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from kvbench.gate import evaluate as gates
+import kvbench
+from kvbench.machine import host as environment
+from kvbench.machine.host import host, source_digest
 from kvbench.machine.same_machine import apart, names
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import METRICS, derive
 from kvbench.records.run import Run
 from tests.factories.runs.contexts import Contexts
-from tests.factories.runs.made import BASE
+from tests.factories.runs.made import BASE, CAND
 from tests.factories.runs.timed import timed
+from tests.factories.verdicts import check, judge
 
 HERE = {"host": "one", "boot_id": "b1", "device": "cuda", "gpus": [{"name": "G", "uuid": "GPU-1"}]}
 OTHER_GPU = [{"name": "G", "uuid": "GPU-2"}]
 
 
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
+def test_what_sets_machines_apart():
+    for other, said in (
         ({}, ""),
         ({"host": "two"}, "on different hosts (one, two), whose times are never pooled"),
         ({"host": None}, "on different hosts (one, unnamed), whose times are never pooled"),
         ({"boot_id": "b2"}, "in different boots of one (b1, b2), which may be two machines of one name"),
         ({"gpus": OTHER_GPU}, "on different GPUs of one (GPU-1, GPU-2), whose times are never pooled"),
         ({"gpus": OTHER_GPU, "host": "two"}, "on different hosts (one, two), whose times are never pooled"),
-    ],
-)
-def test_what_sets_machines_apart(other, said):
-    assert apart([HERE, HERE, {**HERE, **other}]) == (f"were measured {said}" if said else "")
-
-
-def test_records_of_before_hosts_were_recorded_are_of_one_machine_and_a_gpu_that_is_not_used_does_not_count():
-    assert apart([{}, {"cpu": "x"}]) == ""
+    ):
+        assert apart([HERE, HERE, {**HERE, **other}]) == (f"were measured {said}" if said else "")
+    assert apart([{}, {"cpu": "x"}]) == apart([]) == ""
     assert apart([{**HERE, "device": "cpu"}, {**HERE, "device": "cpu", "gpus": OTHER_GPU}]) == ""
-    assert apart([]) == ""
     assert names([{"host": "b"}, {}, {"host": "a"}, {"host": "b"}]) == ["b", "a"]
 
 
-def on_hosts(*hosts: str) -> Contexts:
+def on_hosts(*hosts):
     """A sweep over contexts whose candidate's records are of these hosts, in turn."""
     run = Contexts(contexts=(1024, 4096, 16384))
     of = iter(hosts)
@@ -50,9 +50,7 @@ def on_hosts(*hosts: str) -> Contexts:
     return run
 
 
-LINE = [
-    name for name in METRICS if name.startswith(("itl_slope", "itl_intercept_ms", "itl_break_even_tokens"))
-]
+LINE = [x for x in METRICS if x.startswith(("itl_slope", "itl_intercept_ms", "itl_break_even_tokens"))]
 
 
 @pytest.mark.parametrize("metric", LINE)
@@ -65,20 +63,16 @@ def test_a_sweep_whose_contexts_are_of_two_hosts_has_no_line(metric):
     assert own.value == pytest.approx(0.8)
 
 
-def test_a_gate_on_such_a_line_is_not_evaluated_and_names_the_hosts(tmp_path):
-    (tmp_path / "gate.yaml").write_text(
-        "name: g\nchecks:\n- {metric: itl_slope_to_bytes, where: {kv_format: fp8_e4m3}, at_least: 0.5, why: bytes}\n"
-    )
-    policy = gates.load(tmp_path / "gate.yaml")
+def test_a_gate_on_such_a_line_names_the_hosts_and_what_takes_times_says_so():
     run = on_hosts("a", "b", "a")
-    run.cells = [
-        replace(cell, spec={**cell.spec, "kv_format": "fp8_e4m3"}) if "cand" in cell.id else cell
-        for cell in run.cells
-    ]
-    outcomes = gates.evaluate(policy, run.run, run.rows()).outcomes
-    own = [o for o in outcomes if o.metric == "itl_slope_to_bytes"]
+    outcomes = judge(run, check("itl_slope_to_bytes", low=0.5)).outcomes
+    own = [o for o in outcomes if o.metric == "itl_slope_to_bytes" and CAND in o.cells[0]]
     assert [o.status for o in own] == ["not_evaluated"] * 3
     assert all("different hosts (a, b)" in o.sentence for o in own)
+    # By the units of its metrics: such a runner has its device to itself.
+    times = ("ms", "us/token", "tok/s", "GB/s", "us")
+    units = {metric.runner for metric in METRICS.values() if metric.unit.name in times}
+    assert {name for name, runner in RUNNERS.items() if runner.timed} >= units
 
 
 def test_no_time_is_derived_from_two_records():
@@ -97,11 +91,102 @@ def test_no_time_is_derived_from_two_records():
     assert before != after
 
 
-def test_what_takes_times_says_so():
-    """By the units of its metrics: such a runner has its device to itself."""
-    units = {
-        metric.runner
-        for metric in METRICS.values()
-        if metric.unit.name in ("ms", "us/token", "tok/s", "GB/s", "us")
-    }
-    assert {name for name, runner in RUNNERS.items() if runner.timed} >= units
+# Host facts: complete, torch-free, and honest about what could not be read.
+
+
+GPU = {"name": "GPU", "memory_bytes": 1, "compute_capability": "9.0", "driver": "1"}
+
+
+def test_host_is_json_and_names_the_machine_but_not_in_the_identity():
+    facts, env = host(), host().environment
+    assert json.loads(json.dumps(env))["host"] == socket.gethostname()
+    assert socket.gethostname() not in facts.identity.values()
+    assert env["identity"] == facts.identity
+    assert env["boot_id"] is None or len(env["boot_id"]) == 36
+    assert facts.device in ("cpu", "cuda")
+    assert (env["kvbench"], env["packages"]["torch"]) == (kvbench.__version__, facts.identity["torch"])
+    assert env["cpu"]
+    assert env["cpu_cores"] >= 1
+    assert env["memory_bytes"] > 2**28
+    assert env["device_reason"]
+    assert set(facts.identity) == {"kvbench", "torch", "transformers", "triton", "device"}
+    assert all(isinstance(value, str) and value for value in facts.identity.values())
+    assert environment._version("kvbench-no-such-package") is None
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory):
+    """A copy of the installed source: kvbench and the kernels."""
+    folder = tmp_path_factory.mktemp("source")
+    ignore = shutil.ignore_patterns("__pycache__")
+    return [Path(shutil.copytree(root, folder / root.name, ignore=ignore)) for root in environment._roots()]
+
+
+MEASURES = """formats/kv models/source data/corpora matrix/resolve engines/protocol engines/reference/kv/store
+evidence/examine runners/perplexity runners/text/logits run/task/measure machine/device_state"""
+READS = """cli/main cli/reference compare/two_runs gate/evaluate machine/host metrics/perplexity
+preflight/validate records/record report/html run/merge run/progress selftest/suite stats/intervals"""
+FILES = {
+    f"kvbench/{name}.py": stale for own, stale in ((MEASURES, True), (READS, False)) for name in own.split()
+}
+FILES |= dict.fromkeys(("kvbench_kernels/kv/quantize.py", "kvbench_kernels/gemm/w8a8.py"), True)
+
+
+@pytest.mark.parametrize(("name", "stale"), FILES.items())
+def test_an_edit_of_what_measures_makes_stored_results_stale_and_no_other(roots, name, stale):
+    everything, measuring = source_digest(roots=roots), source_digest(measuring_only=True, roots=roots)
+    path = roots[0].parent / name
+    text = path.read_text(encoding="utf-8")
+    path.write_text(f"{text}# edited\n", encoding="utf-8")
+    try:
+        assert source_digest(roots=roots) != everything
+        assert (source_digest(measuring_only=True, roots=roots) != measuring) == stale
+    finally:
+        path.write_text(text, encoding="utf-8")
+    assert source_digest(measuring_only=True, roots=roots) == measuring
+
+
+def test_what_measures_is_there_and_is_looked_at_by_folder(roots):
+    assert all((roots[0] / name).exists() for name in environment.MEASURING)
+    before = source_digest(measuring_only=True, roots=roots)
+    (roots[0] / "data_page.py").write_text("x = 1\n")  # a name that only begins like a measuring package
+    assert source_digest(measuring_only=True, roots=roots) == before
+    (roots[0] / "data" / "more.py").write_text("x = 1\n")
+    assert source_digest(measuring_only=True, roots=roots) != before
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [(None, [0, 1, 2]), ("", []), ("-1", []), ("2", [2]), ("1, 0", [1, 0]), ("0,7,1", [0]), ("GPU-abc", []),
+     ("GPU-b", [1]), ("GPU-c2,GPU-a", [2, 0]), ("0,GPU-x,1", [0]), ("MIG-abc", [0, 1, 2])],
+)  # fmt: skip
+def test_cuda_visible_devices(chosen, expected, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen or "")
+    if chosen is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert environment.visible(["GPU-a1", "GPU-b1", "GPU-c2"]) == expected
+
+
+def test_device_needs_a_gpu_and_a_torch_that_can_use_it():
+    for torch in ("2.13.0", "2.13.0+cu130"):
+        assert environment._device([GPU], "no driver", torch) == ("cuda", "1 GPU(s) visible")
+    unfit = "torch 2.13.0+cpu is built for the CPU"
+    for gpus, torch, reason in (
+        ([GPU], "2.13.0+cpu", unfit),
+        ([GPU], None, "torch None"),
+        ([], "2.13.0", "no driver"),
+    ):
+        found, why = environment._device(gpus, "no driver", torch)
+        assert (found, reason in why) == ("cpu", True)
+
+
+def test_a11_t3_the_interpreter_is_part_of_the_identity(monkeypatch):
+    """Also with a GPU, where the device's name is that of compiled records."""
+    found = set()
+    for value in ("1", "0"):
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+        host.cache_clear()
+        found.add(host().identity["triton"])
+    host.cache_clear()
+    assert len(found) == 2
+    assert sum(name.endswith(", interpreted") for name in found) == 1

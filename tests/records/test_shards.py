@@ -1,10 +1,7 @@
 """Shares of a matrix: what each measures, that together they are the whole, and how one is judged alone."""
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -12,25 +9,31 @@ from kvbench.errors import UsageError
 from kvbench.files import write_json
 from kvbench.gate import evaluate as gates
 from kvbench.gate.policy import Check
-from kvbench.matrix.load import Matrix, load
-from kvbench.metrics.collect import METRICS, derive
+from kvbench.matrix.load import load
+from kvbench.metrics.collect import derive
 from kvbench.records import shards
-from kvbench.records.record import Record
-from kvbench.records.run import Run, RunDir
+from kvbench.records.run import RunDir
 from kvbench.records.shards import Shard, Share
+from kvbench.run.execute import manifest_of
 from tests.factories.runs.made import CAND, MadeRun, layers, storage_facts
 
+SHARE = {"number": 1, "of": 2}
 AXES = "kv_format: [native, int8_sym], batch: [1, 2], context: [20, 40, 60]"
 
 
 @pytest.fixture
-def matrix(tmp_path: Path) -> Any:
-    def make(axes: str = AXES, runners: str = "latency: {}, storage: {}, perplexity: {}") -> Matrix:
+def matrix(tmp_path):
+    def make(axes=AXES, runners="latency: {}, storage: {}, perplexity: {}"):
         text = f"model: {{source: tiny-llama, plumbing: true}}\naxes: {{{axes}}}\nrunners: {{{runners}}}\n"
         (tmp_path / "m.yaml").write_text(f"name: m\n{text}")
         return load(tmp_path / "m.yaml")
 
     return make
+
+
+@pytest.fixture
+def three(matrix):
+    return matrix("kv_format: [native, int8_sym, fp8_e4m3], batch: 1, context: 32", "perplexity: {}")
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2", "1/2/3", "", "١/٢"])
@@ -41,28 +44,26 @@ def test_what_is_no_share(text):
 
 
 @pytest.mark.parametrize("of", [1, 2, 3, 4])
-@pytest.mark.parametrize(
-    "runners", ["latency: {}, perplexity: {}", "storage: {}, perplexity: {}, parity: {}"]
-)
-def test_together_they_are_the_whole_and_cells_belong_to_one(matrix, runners, of):
-    m = matrix(AXES.replace("batch: [1, 2]", "batch: [1, 2, 3, 4]"), runners)
+@pytest.mark.parametrize(("runners", "line"), [("latency: {}", 3), ("storage: {}, parity: {}", 1)])
+def test_together_they_are_the_whole_and_cells_belong_to_one(matrix, runners, line, of):
+    m = matrix(AXES.replace("batch: [1, 2]", "batch: [1, 2, 3, 4]"), f"{runners}, perplexity: {{}}")
     every = [shards.cells_of(m.cells, m.tasks, Shard(i, of)) for i in range(1, of + 1)]
     assert sorted(c.id for own in every for c in own) == sorted(c.id for c in m.cells)
     shares = [shards.share_of(m.cells, m.tasks, Shard(i, of)).tasks for i in range(1, of + 1)]
     assert frozenset().union(*shares) == {task.key for task in m.tasks}
     baselines = {task.key for task in m.tasks if task.baseline is None}
-    twice = [key for task in m.tasks for key in [task.key] if sum(key in share for share in shares) > 1]
-    assert set(twice) <= baselines
-    assert max(map(len, every)) - min(map(len, every)) <= 2 * (3 if "latency" in runners else 1)
+    assert {task.key for task in m.tasks if sum(task.key in share for share in shares) > 1} <= baselines
+    assert max(map(len, every)) - min(map(len, every)) <= 2 * line
 
 
-def test_a_share_has_the_baselines_that_its_tasks_are_compared_with(matrix):
-    m = matrix("kv_format: [native, int8_sym, fp8_e4m3], batch: 1, context: 32", "perplexity: {}")
-    native, int8, fp8 = m.tasks
-    assert [shards.share_of(m.cells, m.tasks, Shard(i, 2)).tasks for i in (1, 2)] == [
-        {native.key, int8.key},
-        {native.key, fp8.key},
-    ]
+def test_a_share_has_the_baselines_that_its_tasks_are_compared_with(three):
+    native, int8, fp8 = three.tasks
+    found = [shards.share_of(three.cells, three.tasks, Shard(i, 2)) for i in (1, 2)]
+    assert [share.tasks for share in found] == [{native.key, int8.key}, {native.key, fp8.key}]
+    lines = shards.outline(found[1], three.cells, three.tasks)
+    assert lines[0] == "  shard 2 of 2: 1 of 3 cells, 2 of 3 tasks"
+    assert [line.endswith("(a baseline of its tasks)") for line in lines[2:]] == [True, False]
+    assert all(task.key in "".join(lines) for task in (native, fp8))
 
 
 def test_cells_of_a_line_stay_together(matrix):
@@ -73,24 +74,19 @@ def test_cells_of_a_line_stay_together(matrix):
             (kv, i, context) for kv in ("native", "int8_sym") for context in (20, 40, 60)
         ]
     assert [len(unit) for unit in shards.units(m.cells, m.tasks)] == [3] * 4
-    for other in (
-        matrix(runners="storage: {}"),
-        matrix(AXES.replace("20, 40, 60", "20, 40")),
-    ):  # no line there
-        assert {len(unit) for unit in shards.units(other.cells, other.tasks)} == {1}
+    for other in (matrix(runners="storage: {}"), matrix(AXES.replace("20, 40, 60", "20, 40"))):
+        assert {len(unit) for unit in shards.units(other.cells, other.tasks)} == {1}  # no line there
     with pytest.raises(UsageError, match=r"shard 3 of 3 has no cell.* at most 2 shards"):
         shards.share_of(m.cells, m.tasks, Shard(3, 3))
 
 
-def made() -> MadeRun:
-    run = MadeRun("int8_sym")
-    native = layers(2, 65536, 0), storage_facts(16, 131072)
-    return run.measure("storage", (layers(2, 32768, 512), storage_facts(16, 131072)), native).measure(
-        "perplexity", ({"chunks": []}, {}), ({"chunks": []}, {}), variant="pydoc stream512"
-    )
+def made():
+    run, facts, nothing = MadeRun("int8_sym"), storage_facts(16, 131072), ({"chunks": []}, {})
+    run.measure("storage", (layers(2, 32768, 512), facts), (layers(2, 65536, 0), facts))
+    return run.measure("perplexity", nothing, nothing, variant="pydoc stream512")
 
 
-def share_of(run: MadeRun, keys: Collection[str], records: Sequence[Record]) -> Run:
+def share_of(run, keys, records):
     """The run of a share that measures these tasks, with the records that it has of them."""
     whole = run.run_with(shard=Share(Shard(1, 2), frozenset(keys)))
     return replace(whole, records=tuple(records))
@@ -105,7 +101,7 @@ checks:
 """
 
 
-def verdict_of(tmp_path: Path, run: Run, limit: str = "0.9") -> Any:
+def verdict_of(tmp_path, run, limit="0.9"):
     (tmp_path / "gate.yaml").write_text(GATE.replace("LIMIT", limit))
     return gates.evaluate(gates.load(tmp_path / "gate.yaml"), run, derive(run))
 
@@ -125,7 +121,7 @@ def test_a_share_is_no_pass_and_no_failure_for_what_others_measure(tmp_path):
     assert (whole.exit_code, whole.word) == (3, "not_evaluated")  # as a whole run they lack something
 
 
-def test_a_failure_and_an_error_of_a_share_are_its_own(tmp_path):
+def test_a_failure_and_an_error_of_a_share_are_its_own_and_what_others_have_is_none(tmp_path):
     run = made()
     storage = [r for r in run.records if r.runner == "storage"]
     keys = {r.key for r in storage}
@@ -135,53 +131,26 @@ def test_a_failure_and_an_error_of_a_share_are_its_own(tmp_path):
     broken = [replace(r, status="error", error=error) if r.key.endswith(CAND) else r for r in storage]
     assert verdict_of(tmp_path, share_of(run, keys, broken)).exit_code == 3
     assert verdict_of(tmp_path, share_of(run, keys, storage[:1])).exit_code == 3  # interrupted
-
-
-def test_nothing_but_what_others_have_is_no_error_of_the_share(tmp_path):
-    """The candidate's cell is another's altogether: its precision is not shown here, and none of the gate's
-    checks is evaluated."""
+    # The candidate's cell is another's altogether: its precision is not shown here, and none of the gate's
+    # checks is evaluated. What is still to be measured counts in Holm's correction: a failure that holds here
+    # must hold in the whole.
     run = made()
-    native = [r for r in run.records if r.key == "storage--base"]
-    verdict = verdict_of(tmp_path, share_of(run, {"storage--base"}, native))
-    assert verdict.exit_code == 0
-    assert [
-        o.required for o in verdict.outcomes if o.check in ("precision", "gate") and o.status != "pass"
-    ] == [False, False]
-
-
-def test_a_share_that_others_complete_counts_them_in_its_family(tmp_path):
-    """A failure that holds here must hold in the whole: what is still to be measured counts in Holm's
-    correction."""
-    from kvbench.gate.evaluate import _Case, _check
-
-    made_run = made()
-    run = share_of(made_run, {"storage--base"}, made_run.records[:1])
+    run = share_of(run, {"storage--base"}, run.records[:1])
+    verdict = verdict_of(tmp_path, run)
+    found = [o for o in verdict.outcomes if o.check in ("precision", "gate") and o.status != "pass"]
+    assert (verdict.exit_code, [o.required for o in found]) == (0, [False, False])
     check = Check("kv_ratio_16bit", {}, -math.inf, 0.9, "bytes")
-    cases = [case for case in _check(check, run, derive(run)) if isinstance(case, _Case)]
+    cases = [case for case in gates._check(check, run, derive(run)) if isinstance(case, gates._Case)]
     assert [(case.cells, case.waiting) for case in cases] == [(("base",), False), (("cand",), True)]
 
 
-@pytest.mark.parametrize(
-    "shard",
-    [{"number": 1, "of": 2, "tasks": ["x"]}, {"number": 1}, "1/2", {"number": 1, "of": 2, "tasks": []}],
-)
+@pytest.mark.parametrize("shard", [SHARE | {"tasks": ["x"]}, {"number": 1}, "1/2", SHARE | {"tasks": []}])
 def test_a_damaged_share_is_told(tmp_path, shard, matrix):
-    from kvbench.run.execute import manifest_of as whole
-
-    m = matrix()
-    good = replace(whole(m, {}, []), shard=shards.share_of(m.cells, m.tasks, Shard(1, 2)))
-    RunDir(tmp_path / "run").write_manifest(good)
-    assert RunDir(tmp_path / "run").manifest() == good
+    m, run_dir = matrix(), RunDir(tmp_path / "run")
+    good = replace(manifest_of(m, {}, []), shard=shards.share_of(m.cells, m.tasks, Shard(1, 2)))
+    run_dir.write_manifest(good)
+    assert run_dir.manifest() == good
     assert good.not_run == "not run in shard 1 of 2"
-    write_json(tmp_path / "run" / "run.json", {**good.to_dict(), "shard": shard})
+    write_json(run_dir.manifest_path, {**good.to_dict(), "shard": shard})
     with pytest.raises(UsageError, match="is damaged: shard does not fit its tasks"):
-        RunDir(tmp_path / "run").manifest()
-
-
-def test_the_outline_marks_the_baselines_of_others(matrix):
-    m = matrix("kv_format: [native, int8_sym, fp8_e4m3], batch: 1, context: 32", "perplexity: {}")
-    lines = shards.outline(shards.share_of(m.cells, m.tasks, Shard(2, 2)), m.cells, m.tasks)
-    assert lines[0] == "  shard 2 of 2: 1 of 3 cells, 2 of 3 tasks"
-    assert [line.endswith("(a baseline of its tasks)") for line in lines[2:]] == [True, False]
-    assert all(asdict(task)["key"] in "".join(lines) for task in (m.tasks[0], m.tasks[2]))
-    assert METRICS["ppl_delta_pct"].runner == "perplexity"
+        run_dir.manifest()

@@ -4,7 +4,6 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +15,13 @@ from tests.factories.runs.made import MadeRun, chunks, layers, storage_facts, te
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     facts, text = storage_facts(16, 2048), (chunks((30.0, 10), (31.0, 10)), text_facts(20))
     made = MadeRun().measure("storage", (layers(2, 512, 64), facts), (layers(2, 2048, 0), facts))
     return made.measure("perplexity", text, text, "pydoc stream512").on_disk(tmp_path / "run").path
 
 
-def test_the_frame_has_a_line_per_row_with_the_cells_keys(folder: Path) -> None:
+def test_the_frame_has_a_line_per_row_with_the_cells_keys(folder):
     loaded = kvbench.load(folder)
     frame = loaded.frame
     assert len(frame) == len(loaded.rows) > 0
@@ -36,31 +35,21 @@ def test_the_frame_has_a_line_per_row_with_the_cells_keys(folder: Path) -> None:
     assert table.loc["int8_sym", "kv_bytes_total"] == 2 * (512 + 64)
 
 
-def test_types_and_missing_values_of_the_frame(folder: Path) -> None:
+def test_types_and_missing_values_of_the_frame_without_torch(folder):
     loaded = kvbench.load(folder)
     values = {"kv_bytes_total": None, "kv_ratio": math.nan, "kv_bytes_scales": 0.0}
     rows = [replace(row, value=values.get(row.metric, row.value)) for row in loaded.rows]
     frame = rows_frame(loaded.run, rows)
-    kinds = {
-        "value": "double",
-        "n": "int64",
-        "batch": "int64",
-        "trust_remote_code": "bool",
-        "metric": "string",
-    }
+    kinds = {"value": "double", "metric": "string", "trust_remote_code": "bool"}
+    kinds |= dict.fromkeys(("n", "batch"), "int64")
     assert {name: str(frame[name].dtype).split("[")[0] for name in kinds} == kinds
     assert frame.loc[frame.metric == "kv_bytes_total", "value"].isna().all()
     ratio = frame.loc[frame.metric == "kv_ratio", "value"].iloc[0]
     assert isinstance(ratio, float)
     assert math.isnan(ratio)
-
-
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not a run directory"):
-        kvbench.load(tmp_path / "nothing")
-
-
-def test_loading_a_run_loads_no_torch(folder: Path) -> None:
-    code = f"import sys, kvbench; kvbench.load({str(folder)!r}).frame; print({{'torch', 'matplotlib'}} & {{*sys.modules}})"
+    heavy = "{'torch', 'matplotlib'} & {*sys.modules}"
+    code = f"import sys, kvbench; kvbench.load({str(folder)!r}).frame; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+    with pytest.raises(UsageError, match="is not a run directory"):
+        kvbench.load(folder / "nothing")

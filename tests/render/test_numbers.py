@@ -9,19 +9,12 @@ from kvbench.metrics.declare.units import BYTES, MS, NUMBER, PERCENT, POINTS, RA
 from kvbench.render.numbers import bytes_text, exact, fact, flatten, one_line, plain, shown, shown_row
 
 
-@pytest.mark.parametrize(
-    ("n", "text"),
-    [
-        (2**20, "1,048,576 B (1.0 MiB, 1.05 MB)"),
-        (10**6, "1,000,000 B (0.9537 MiB, 1.00 MB)"),
-        (3_604_480, "3,604,480 B (3.4375 MiB, 3.60 MB)"),
-        (92_274_688, "92,274,688 B (88.0 MiB, 92.27 MB)"),
-        (0, "0 B"),
-        (None, "not measured"),
-    ],
-)
-def test_a24_t1_bytes_come_with_both_units_under_the_right_label(n, text):
-    assert bytes_text(n) == text
+def test_a24_t1_bytes_come_with_both_units_under_the_right_label():
+    assert bytes_text(2**20) == "1,048,576 B (1.0 MiB, 1.05 MB)"
+    assert bytes_text(10**6) == "1,000,000 B (0.9537 MiB, 1.00 MB)"
+    assert bytes_text(3_604_480) == "3,604,480 B (3.4375 MiB, 3.60 MB)"
+    assert bytes_text(92_274_688) == "92,274,688 B (88.0 MiB, 92.27 MB)"
+    assert (bytes_text(0), bytes_text(None)) == ("0 B", "not measured")
 
 
 def test_a24_t4_missing_zero_and_nan_are_three_things():
@@ -33,41 +26,26 @@ def test_a24_t4_missing_zero_and_nan_are_three_things():
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [
-        (0.515625, "ratio", "0.515625"),  # exact in eight digits: printed whole
-        (0.2578125, "ratio", "0.2578125"),
-        (1 / 3, "ratio", "0.333333"),
-        (18.8771, "ppl", "18.8771"),
-        (12.34567, "ms", "12.35"),
-        (79.0, "ms", "79.00"),
-        (0.0, "share", "0"),
-        (3.2e-7, "error", "3.2e-07"),
-        (1e300, "", "1e+300"),
-        (-0.0123456789, "ratio", "-0.0123457"),
-        (613, "step", "613"),
-        (1_234_567.0, "tok/s", "1,234,567"),
-        (11_880.0, "B/token", "11,880"),
+    [   # exact in eight digits: printed whole
+        (0.515625, "ratio", "0.515625"), (0.2578125, "ratio", "0.2578125"), (1 / 3, "ratio", "0.333333"),
+        (18.8771, "ppl", "18.8771"), (12.34567, "ms", "12.35"), (79.0, "ms", "79.00"), (0.0, "share", "0"),
+        (3.2e-7, "error", "3.2e-07"), (1e300, "", "1e+300"), (-0.0123456789, "ratio", "-0.0123457"),
+        (613, "step", "613"), (1_234_567.0, "tok/s", "1,234,567"), (11_880.0, "B/token", "11,880"),
         (11_880.25, "B/token", "11,880.25"),
     ],
-)
+)  # fmt: skip
 def test_digits_follow_the_unit(value, unit, text):
     assert UNITS.get(unit, NUMBER).number(value) == text
 
 
-def test_an_interval_decides_the_decimals_of_its_value_and_rounds_no_value_to_another():
+def test_intervals_and_signs_of_values():
     got = shown(1.0712345, RATIO, (1.0412345, 1.0993210), 3)
     assert (got.text, got.spread) == ("1.0712", "[1.0412, 1.0993], n = 3")
     got = shown(0.591823, RATIO, (0.0003, 1132.0), 2)
     assert (got.text, got.interval) == ("0.59", "[0.00030, 1,132]")
     assert shown(0.0, PERCENT, (-1000.0, 1e-12)).interval == "[-1,000, 0.000000]"
-
-
-@pytest.mark.parametrize(("low", "high"), [(2.0, 2.0), (math.nan, 3.0), (None, 3.0), (-math.inf, 3.0)])
-def test_an_interval_that_is_none_does_not_break_the_value(low, high):
-    assert shown(2.0, RATIO, (low, high)).text == "2"
-
-
-def test_differences_carry_their_sign_and_what_was_not_seen_is_no_step():
+    for none in ((2.0, 2.0), (math.nan, 3.0), (None, 3.0), (-math.inf, 3.0)):
+        assert shown(2.0, RATIO, none).text == "2"
     row = Row("c", "ppl_delta_pct", "", 0.0816, PERCENT, 10, -0.0123, 0.1755)
     assert shown_row(row).brief == "+0.082 % [-0.012, +0.175]"
     assert shown_row(Row("c", "mcq_delta_pt", "", -0.5, POINTS)).text == "-0.5"
@@ -75,18 +53,12 @@ def test_differences_carry_their_sign_and_what_was_not_seen_is_no_step():
     assert steps == ["none in 2,048", "2,047 step", "0 step", "not measured"]
 
 
-@pytest.mark.parametrize("value", [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, 2**53 + 1])
-def test_exact_reads_back_as_the_same_number(value):
-    assert type(value)(exact(value)) == value
-
-
-def test_text_from_outside_stays_on_one_line_shows_what_is_hidden_in_it_and_loses_its_middle():
+def test_exact_numbers_read_back_text_stays_on_one_line_and_facts_are_text():
+    for value in (0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, 2**53 + 1):
+        assert str(type(value)(exact(value))) == str(value)
     assert one_line("a\nb\x1b[31m\u202ec\x00") == "a\\nb\\x1b[31m\\u202ec\\x00"
     assert (one_line("中文, ünï 🙂"), one_line("\udc80")) == ("中文, ünï 🙂", "\\udc80")
     assert one_line("a" * 400 + "b" * 100, 60) == "a" * 39 + "…" + "b" * 20
-
-
-def test_facts_and_json_values_as_text():
     texts = ["not measured", "true", "1,234", "0.1", '{"k": [1, "é"]}']
     assert [plain(v) for v in (None, True, 1234, 0.1, {"k": [1, "é"]})] == texts
     assert fact("weights_bytes", 2**20) == ("weights_bytes", "1,048,576 B (1.0 MiB, 1.05 MB)")

@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 from kvbench.gate.verdict import Verdict
 
@@ -27,7 +26,7 @@ HOSTILE = [
 ]
 
 
-def hostile(maker: Any, text: str, statuses: tuple[str, ...] = ("fail",)) -> Any:
+def hostile(maker, text, statuses=("fail",)):
     """`text` as run, model, cell, format, check, variant, sentence, note, environment, error and fact.
 
     statuses: of the outcomes, in turn.
@@ -58,5 +57,5 @@ def hostile(maker: Any, text: str, statuses: tuple[str, ...] = ("fail",)) -> Any
     return replace(made, verdict=Verdict(tuple(outcomes), 1))
 
 
-def all_statuses(maker: Any, text: str) -> Any:
+def all_statuses(maker, text):
     return hostile(maker, text, ("fail", "inconclusive", "not_evaluated", "pass"))

@@ -30,9 +30,8 @@ def reasons(made, card=0):
     return {question: answer.reason for question, answer in answers(made, card).items()}
 
 
-@pytest.mark.parametrize(
-    ("metric", "unit", "value", "low", "high", "bounds", "used", "bound", "limit"),
-    [
+def test_the_used_share_of_the_margin():
+    for metric, unit, value, low, high, bounds, used, bound, limit in (
         # From no change to the end closer to its limit.
         ("ppl_delta_pct", "%", 0.2, -0.1, 0.5, (-1, 1), 0.5, 0.5, 1),
         ("ppl_delta_pct", "%", -0.2, -0.8, 0.1, (-1, 1), 0.8, -0.8, -1),
@@ -42,34 +41,22 @@ def reasons(made, card=0):
         ("health_codes_min", "codes", 178, None, None, (100, INF), 0.5, 178, 100),
         ("itl_ratio", "ratio", 0.5, 0.45, 0.57, (-INF, 0.95), 0.6, 0.57, 0.95),
         ("decode_tok_s", "tok/s", 200.0, None, None, (100, INF), 0.5, 200.0, 100),
-    ],
-)
-def test_the_used_share_of_the_margin(metric, unit, value, low, high, bounds, used, bound, limit):
-    found = margin(Row("c", metric, "", value, UNITS[unit], 10, low, high), bounds)
-    assert (found.used, found.bound, found.limit) == (pytest.approx(used), bound, limit)
-    assert found.distance == pytest.approx(abs(limit - bound))
-
-
-@pytest.mark.parametrize(
-    ("metric", "unit", "value", "bounds"),
-    [
+    ):
+        found = margin(Row("c", metric, "", value, UNITS[unit], 10, low, high), bounds)
+        assert (found.used, found.bound, found.limit) == (pytest.approx(used), bound, limit)
+        assert found.distance == pytest.approx(abs(limit - bound))
+    for metric, unit, value, bounds in (
         ("kv_ratio", "ratio", 0.5, (0.5, 0.5)),
         ("kv_ratio", "ratio", 0.5, None),
         ("kld_mean", "nat", None, (-INF, 0.005)),
         ("kld_mean", "nat", math.nan, (-INF, 0.005)),
         ("top1_agreement", "share", 1.0, (-INF, 1.0)),  # no value is beyond
-        ("health_bound_share", "ratio", 0.9999, (-INF, 1.0)),  # close to 1 wherever rounding is used in full
-    ],
-)
-def test_an_exact_limit_has_no_margin(metric, unit, value, bounds):
-    assert margin(Row("c", metric, "", value, UNITS[unit], 10), bounds) is None
+        ("health_bound_share", "ratio", 0.9999, (-INF, 1.0)),  # near 1 wherever rounding is used in full
+    ):
+        assert margin(Row("c", metric, "", value, UNITS[unit], 10), bounds) is None
 
 
-def test_every_reason_of_what_it_is_worth_has_an_answer():
-    assert {reason for row in WORTH.values() for reason in row.values()} <= set(REASONS)
-
-
-def test_a_whole_run_that_passed_its_gate_is_ready(passing):
+def test_a_whole_run_is_ready_and_the_worst_candidate_is_first(passing, maker):
     found = release(passing)
     assert (found.word, found.tone, found.blockers) == ("Ready", "pass", ())
     a = answers(passing)
@@ -77,21 +64,17 @@ def test_a_whole_run_that_passed_its_gate_is_ready(passing):
     assert [x.tone for x in a.values()] == ["pass", "pass", "partial", "info"]
     (weak,) = a["safe"].figures
     assert (weak.variant, weak.shown.n) == ("wikitext2 stream512", "n = 292,883")
-
-
-def silent(record):
-    levels = [{**x, "state": "unverified"} if x["name"] == "E3" else x for x in record.evidence["levels"]]
-    return replace(record, evidence={**record.evidence, "levels": levels})
-
-
-def test_missing_evidence_is_never_a_yes(passing):
-    a = reasons(passing.with_records(lambda r: replace(r, evidence=None)))
-    assert (a["running"], a["safe"], a["worth"]) == ("no_evidence", *["not_what_was_requested"] * 2)
-    a = answers(passing.with_records(silent))  # a gate with `evidence: E2` lets this pass
-    assert (a["running"].reason, a["safe"].reason) == ("verified_in_part", "passed")
-    assert a["running"].figures[0].shown.text == "E2"
-    failing = passing.with_outcomes(change=lambda o: o if o.metric else replace(o, status="fail"))
-    assert reasons(failing)["running"] == "precision_check_failed"
+    assert {reason for row in WORTH.values() for reason in row.values()} <= set(REASONS)
+    native, quantized = (passing.cell(kv_format=name).id for name in ("native", "int8_sym"))
+    bad = outcome("precision", "fail", "native: layer 3 K is stored as int8.", cells=[native])
+    assert reasons(passing.with_outcomes(bad))["worth"] == "baseline_failed"
+    slow = outcome("itl_ratio at most 1", "fail", cells=[quantized], metric="itl_ratio", bounds=(-INF, 1.0))
+    found = reasons(passing.with_outcomes(slow))
+    assert (found["worth"], found["safe"]) == ("check_failed", "passed")
+    made = maker(formats=("native", "int8_static", "int8_sym"))  # no check of the static one
+    found = [(card.name, len(card.cells)) for card in release(made).cards]
+    assert found == [("int8_static", 4), ("int8_sym", 4)]
+    assert [reasons(made, i)["safe"] for i in range(2)] == ["no_limit", "passed"]
 
 
 def partial(made):
@@ -134,6 +117,18 @@ def test_safety_claims_no_more_than_was_judged(passing, maker):
     }
     assert {reason: reasons(made)["safe"] for reason, made in claims.items()} == {x: x for x in claims}
 
+    def silent(record):  # a gate with `evidence: E2` lets this pass
+        levels = [{**x, "state": "unverified"} if x["name"] == "E3" else x for x in record.evidence["levels"]]
+        return replace(record, evidence={**record.evidence, "levels": levels})
+
+    a = reasons(passing.with_records(lambda r: replace(r, evidence=None)))
+    assert (a["running"], a["safe"], a["worth"]) == ("no_evidence", *["not_what_was_requested"] * 2)
+    a = answers(passing.with_records(silent))
+    assert (a["running"].reason, a["safe"].reason) == ("verified_in_part", "passed")
+    assert a["running"].figures[0].shown.text == "E2"
+    failing = passing.with_outcomes(change=lambda o: o if o.metric else replace(o, status="fail"))
+    assert reasons(failing)["running"] == "precision_check_failed"
+
 
 SLOW, FAST, OPEN, NO_INTERVAL = (1.2, 1.1, 1.3), (0.8, 0.7, 0.9), (0.95, 0.9, 1.1), (0.8, None, None)
 
@@ -153,32 +148,22 @@ def timed(made, *ratios, kv_ratio=0.5):
     return made.with_rows(change)
 
 
-@pytest.mark.parametrize(
-    ("ratios", "kv_ratio", "reason"),
-    [
-        ((FAST,) * 4, 0.5, "smaller_and_faster"),
-        ((SLOW,) * 4, 0.5, "smaller_but_slower"),
-        ((OPEN,) * 4, 0.5, "smaller"),
-        ((NO_INTERVAL,) * 4, 0.5, "smaller"),
-        ((None,) * 4, 0.5, "smaller_speed_unknown"),
-        ((FAST,) * 4, 1.1, "faster_only"),
-        ((SLOW,) * 4, 1.1, "neither"),
-        ((OPEN,) * 4, 1.0, "undecided"),
-        ((None,) * 4, None, "nothing_measured"),
-        ((FAST,) * 4, None, "faster_only"),
-        ((SLOW,) * 4, None, "undecided"),
-        ((SLOW, SLOW, OPEN, OPEN), 0.5, "smaller_but_slower"),
-        ((SLOW, FAST, OPEN, OPEN), 0.5, "mixed"),
-        ((FAST, FAST, FAST, OPEN), 0.5, "mixed"),
-        ((FAST, FAST, FAST, None), 0.5, "mixed"),
-        ((OPEN, OPEN, OPEN, NO_INTERVAL), 0.5, "smaller"),
-    ],
-)
-def test_what_it_is_worth_by_bytes_and_by_whole_intervals(passing, ratios, kv_ratio, reason):
-    assert reasons(timed(passing, *ratios, kv_ratio=kv_ratio))["worth"] == reason
+# Of bytes and of whole intervals.
+EXPECTED = [
+    ((FAST,) * 4, 0.5, "smaller_and_faster"), ((SLOW,) * 4, 0.5, "smaller_but_slower"),
+    ((OPEN,) * 4, 0.5, "smaller"), ((NO_INTERVAL,) * 4, 0.5, "smaller"),
+    ((None,) * 4, 0.5, "smaller_speed_unknown"), ((FAST,) * 4, 1.1, "faster_only"),
+    ((SLOW,) * 4, 1.1, "neither"), ((OPEN,) * 4, 1.0, "undecided"),
+    ((None,) * 4, None, "nothing_measured"), ((FAST,) * 4, None, "faster_only"),
+    ((SLOW,) * 4, None, "undecided"), ((SLOW, SLOW, OPEN, OPEN), 0.5, "smaller_but_slower"),
+    ((SLOW, FAST, OPEN, OPEN), 0.5, "mixed"), ((FAST, FAST, FAST, OPEN), 0.5, "mixed"),
+    ((FAST, FAST, FAST, None), 0.5, "mixed"), ((OPEN, OPEN, OPEN, NO_INTERVAL), 0.5, "smaller"),
+]  # fmt: skip
 
 
-def test_cells_are_counted_by_their_pace_and_the_worst_has_their_range_unless_one_is_nan(passing):
+def test_what_it_is_worth_and_in_how_many_cells(passing):
+    for ratios, kv_ratio, reason in EXPECTED:
+        assert reasons(timed(passing, *ratios, kv_ratio=kv_ratio))["worth"] == reason
     sentence = answers(timed(passing, SLOW, FAST, NO_INTERVAL, None))["worth"].sentence
     assert "slower in 1, faster in 1, too few samples in 1, not measured in 1 of 4 cells" in sentence
 
@@ -193,19 +178,3 @@ def test_cells_are_counted_by_their_pace_and_the_worst_has_their_range_unless_on
     nan = itl((1.1, 1.0, 1.2), (math.nan, None, None), (1.3, 1.2, 1.4), (1.2, 1.1, 1.3))
     assert (nan.shown.text, nan.note) == ("NaN", "the worst of all 4 cells")
     assert replace(three, shown=replace(three.shown, n="n = 1")).counted == "pair of requests"
-
-
-def test_a_failed_baseline_and_a_failed_limit_on_time(passing):
-    native, quantized = (passing.cell(kv_format=name).id for name in ("native", "int8_sym"))
-    bad = outcome("precision", "fail", "native: layer 3 K is stored as int8.", cells=[native])
-    assert reasons(passing.with_outcomes(bad))["worth"] == "baseline_failed"
-    slow = outcome("itl_ratio at most 1", "fail", cells=[quantized], metric="itl_ratio", bounds=(-INF, 1.0))
-    found = reasons(passing.with_outcomes(slow))
-    assert (found["worth"], found["safe"]) == ("check_failed", "passed")
-
-
-def test_each_candidate_has_a_card_and_the_worst_is_first(maker):
-    made = maker(formats=("native", "int8_static", "int8_sym"))  # no check of the static one
-    assert [card.name for card in release(made).cards] == ["int8_static", "int8_sym"]
-    assert [reasons(made, i)["safe"] for i in range(2)] == ["no_limit", "passed"]
-    assert all(len(card.cells) == 4 for card in release(made).cards)

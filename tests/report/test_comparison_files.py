@@ -1,15 +1,14 @@
-"""Comparison and history as files and on the command line: whole, self-contained, safe for hostile names."""
+"""Comparison and history as files and on the command line: whole, self-contained, safe for any names."""
 
 import json
 import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from kvbench.cli.main import app
 from kvbench.compare.history import history
@@ -18,7 +17,7 @@ from kvbench.report.compare import timeline
 from kvbench.report.compare import two_runs as comparison
 from kvbench.report.compare.timeline import plots
 from kvbench.report.markdown import escaped
-from tests.factories.runs.compared import latency, on_disk, perplexity, questions, stored
+from tests.factories.runs.compared import latency, on_disk, perplexity, stored
 from tests.report.parsed import alone
 
 HOSTILE = [
@@ -28,17 +27,17 @@ HOSTILE = [
 ]
 
 
-def kvbench(*words: str | Path) -> Result:
+def kvbench(*words):
     return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200", "NO_COLOR": "1"})
 
 
 @pytest.fixture
-def before(tmp_path: Path) -> Path:
+def before(tmp_path):
     return on_disk(stored(latency(1.05, repeats=40)), tmp_path / "before")
 
 
 @pytest.fixture
-def after(tmp_path: Path) -> Path:
+def after(tmp_path):
     run = stored(latency(1.12, machine=1.04, repeats=40, seed=1), created_at="2026-01-02T00:00:00+00:00")
     return on_disk(run, tmp_path / "after")
 
@@ -46,27 +45,19 @@ def after(tmp_path: Path) -> Path:
 def test_a_slower_run_ends_with_1_and_every_format_has_the_sentence(before, after, tmp_path):
     page, notes = tmp_path / "c.html", tmp_path / "c.md"
     result = kvbench("compare", before, after, "--only", "itl_ms", "--html", page, "--markdown", notes)
+    html, markdown = (path.read_text(encoding="utf-8") for path in (page, notes))
     assert result.exit_code == 1, result.output
     sentence = re.search(r"B: int8_sym: itl_ms is [\d.]+% slower \[[\d.]+, [\d.]+\], 40 pairs", result.output)
-    assert sentence
     assert "WORSE" in result.output
-    assert sentence.group() in alone(page.read_text(encoding="utf-8")).text
-    assert escaped(sentence.group()) in notes.read_text(encoding="utf-8")
-    for text in (result.output, page.read_text(encoding="utf-8"), notes.read_text(encoding="utf-8")):
+    assert sentence.group() in alone(html).text
+    assert escaped(sentence.group()) in markdown
+    for text in (result.output, html, markdown):
         assert re.search(r"slower\s+\S?\[[\d.]+, [\d.]+\S?\]\s+relative\s+to\s+native", text)
     quiet = kvbench("compare", before, after, "--only", "itl_ms", "--quiet")
     assert [line.split()[0] for line in quiet.stdout.splitlines()] == ["B:", "WORSE"]
     turned = kvbench("compare", after, before, "--only", "itl_ms", "-k", "int8_sym")
     assert "1 better" in turned.output
     assert turned.exit_code == 0, turned.output
-
-
-def test_what_is_bitwise_equal_is_counted_and_not_listed(tmp_path):
-    runs = [on_disk(stored(perplexity([210.0] * 4), name), tmp_path / name) for name in "AB"]
-    result = kvbench("compare", *runs)
-    assert result.exit_code == 0, result.output
-    assert "4 values are bitwise equal." in result.output
-    assert "kld_mean" not in result.output
 
 
 def test_neither_torch_nor_the_plots_are_loaded(before, after):
@@ -81,21 +72,25 @@ def test_neither_torch_nor_the_plots_are_loaded(before, after):
     assert "WORSE" in done.stdout
 
 
-def test_json_is_strict_and_alone_on_stdout(before, after):
+def test_json_is_strict_and_what_is_bitwise_equal_is_counted_and_not_listed(before, after, tmp_path):
     result = kvbench("compare", before, after, "--json")
-    found = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(word))
+    found = json.loads(result.stdout, parse_constant=pytest.fail)
     assert found["exit_code"] == result.exit_code == 1
     assert set(found) == {"runs", "faults", "named", "findings", "outcomes", "margins", "word", "exit_code"}
     one = next(f for f in found["findings"] if f["metric"] == "itl_ms" and f["cell"] == "cand")
-    assert one["outcome"] == "worse"
-    assert one["change"]["low"] < one["change"]["value"] < one["change"]["high"]
-    assert one["change"]["beside"]["kind"] == "time"
+    change = one["change"]
+    assert (one["outcome"], change["beside"]["kind"]) == ("worse", "time")
+    assert change["low"] < change["value"] < change["high"]
     assert one["values"]["A"] < one["values"]["B"]
+    runs = [on_disk(stored(perplexity([210.0] * 4), name), tmp_path / name) for name in "AB"]
+    result = kvbench("compare", *runs)
+    assert result.exit_code == 0, result.output
+    assert "4 values are bitwise equal." in result.output
+    assert "kld_mean" not in result.output
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "text"),
-    [
+def test_options(before, after):
+    for words, code, text in (
         (["--only", "itl"], 2, "Did you mean itl_ms?"),
         (["--margin-pct", "-1"], 2, "from 0 to 100"),
         (["--margin-pct", "nan"], 2, "from 0 to 100"),
@@ -103,12 +98,10 @@ def test_json_is_strict_and_alone_on_stdout(before, after):
         (["--html", "/nowhere/at/all.html"], 2, "cannot be written"),
         (["--margin-pct", "50"], 0, "nothing is worse".upper()),
         (["--only", "kv_bytes_total"], 2, "no task in common"),
-    ],
-)
-def test_options(before, after, words, code, text):
-    result = kvbench("compare", before, after, *words)
-    assert result.exit_code == code, result.output
-    assert text in result.output
+    ):
+        result = kvbench("compare", before, after, *words)
+        assert result.exit_code == code, result.output
+        assert text in result.output
     for words in (["compare", before], ["compare", before, "none"], ["history", before], ["history", "none"]):
         assert kvbench(*words).exit_code == 2
 
@@ -122,31 +115,22 @@ def test_neither_unlike_runs_nor_a_fault_leave_a_file(before, after, tmp_path, m
     result = kvbench("compare", before, on_disk(other, tmp_path / "other"), "--html", page)
     assert (result.exit_code, page.exists()) == (2, False)
     assert "latency: option new_tokens is 7 in A and 9 in B." in result.output
-
-    def broken(*_: Any) -> str:
-        raise ValueError("no page")
-
-    monkeypatch.setattr("kvbench.report.compare.two_runs.as_html", broken)
+    monkeypatch.setattr("kvbench.report.compare.two_runs.as_html", Mock(side_effect=ValueError("no page")))
     assert kvbench("compare", before, after, "--html", page, "--markdown", notes).exit_code == 2
-    assert notes.read_text() == "old"
-    assert not page.exists()
+    assert (notes.read_text(), page.exists()) == ("old", False)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_stay_text(name):
-    first, second = (stored(perplexity([210.0 + i] * 4), run) for i, run in enumerate("AB"))
-    for run in (first, second):
+    runs = [stored(perplexity([210.0 + i] * 4), run) for i, run in enumerate("AB")]
+    for run in runs:
         object.__setattr__(run.run.manifest, "name", name)
         for task in run.run.tasks:
             object.__setattr__(task, "variant", name)
-        for cell in run.run.manifest.cells:
-            cell.spec["model"] = name  # type: ignore[index]
-        for record in run.run.records:
-            record.spec["model"] = name  # type: ignore[index]
-    for page, notes in (
-        (comparison.as_html(compare([first, second])), comparison.as_markdown(compare([first, second]))),
-        (timeline.as_html(history([first, second])), timeline.as_markdown(history([first, second]))),
-    ):
+        for has_spec in (*run.run.manifest.cells, *run.run.records):
+            has_spec.spec["model"] = name
+    for made, found in ((comparison, compare(runs)), (timeline, history(runs))):
+        page, notes = made.as_html(found), made.as_markdown(found)
         alone(page)
         assert "{{" not in name or "{{ 7*7 }}" in page
         assert not re.search(r"(?<!\\)[<`]", notes)
@@ -158,16 +142,14 @@ def test_hostile_names_stay_text(name):
 def test_history_on_the_command_line(before, after, tmp_path):
     page, notes = tmp_path / "h.html", tmp_path / "h.md"
     result = kvbench("history", tmp_path, "--only", "itl_ratio", "--html", page, "--markdown", notes)
+    html, markdown = (path.read_text(encoding="utf-8") for path in (page, notes))
     assert result.exit_code == 0, result.output
-    assert f"run 1: {before}" in result.output
-    assert f"run 2: {after}" in result.output
-    assert "▼ worse" in result.output
-    words = alone(page.read_text(encoding="utf-8")).text
-    assert "itl_ms is" in words
-    assert "▼ worse" in words
-    assert page.read_text(encoding="utf-8").count("<svg") == 1
-    assert "▼ worse" in notes.read_text(encoding="utf-8")
-    assert re.search(r"\b2 runs, 1 line; ", result.output)
+    for words in (f"run 1: {before}", f"run 2: {after}", "\n2 runs, 1 line; "):
+        assert words in result.output
+    for text in (result.output, alone(html).text, markdown):
+        assert "▼ worse" in text
+    assert "itl_ms is" in alone(html).text
+    assert html.count("<svg") == 1
     found = json.loads(kvbench("history", after, before, "--json").stdout)
     assert [run["path"] for run in found["runs"]] == [str(before), str(after)]
     assert [c["outcome"] for c in found["changes"] if c["cell"] == "cand"] == ["worse"]
@@ -176,20 +158,13 @@ def test_history_on_the_command_line(before, after, tmp_path):
 def test_plots_are_the_same_bytes_and_break_where_runs_are_unlike():
     runs = [stored(latency(1.05, seed=i), f"run {i}") for i in range(3)]
     apart = [*runs[:2], stored(latency(1.05, seed=2), "run 2", {"cpu": "Other"})]
-    whole, again, broken = (plots(history(r, only=["itl_ratio"])) for r in (runs, runs, apart))
-    assert [p.svg for p in whole] == [p.svg for p in again]
-    assert len(whole) == len(broken) == 1
-    assert whole[0].svg != broken[0].svg
+    (whole,), (again,), (broken,) = (plots(history(r, only=["itl_ratio"])) for r in (runs, runs, apart))
+    assert whole.svg == again.svg != broken.svg
     result = history(runs[:2], only=["itl_ratio"])
     point = replace(result.lines[0].points[-1], broken=("another machine",))
     one = replace(result, lines=(replace(result.lines[0], points=(point,)),))
     assert re.match(r"2 runs, 1 line; .*; 1 break\b", timeline.headline(one))
-
-
-def test_many_lines_are_told_apart_in_several_plots():
-    runs = [stored(questions([0] * 8, [0] * 8, shift=i / 7), f"run {i}") for i in range(2)]
-    result = history(runs, only=["mcq_accuracy"])
-    lines = tuple(replace(result.lines[0], place=f"place {i}") for i in range(30))
+    lines = tuple(replace(result.lines[0], place=f"place {i}") for i in range(30))  # in several plots
     assert [len(plot.legend) for plot in plots(replace(result, lines=lines))] == [12, 12, 6]
 
 
@@ -203,7 +178,7 @@ def test_pages_in_a_browser(before, after, tmp_path, scripts, chromium):
     kvbench("compare", before, after, "--html", pages[0])
     kvbench("history", before, after, "--html", pages[1])
     context = chromium.new_context(java_script_enabled=scripts, bypass_csp=scripts)
-    asked: list[str] = []
+    asked = []
     for path in pages:
         page = context.new_page()
         page.on("request", lambda request: asked.append(request.url))

@@ -5,6 +5,7 @@ import io
 import json
 import math
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pandas
 import pyarrow as pa
@@ -30,25 +31,27 @@ FILES = [
 ]
 
 
-def read(text):
-    return list(csv.DictReader(io.StringIO(text, newline="")))
+TABLES = {"long": tables.long_table, "wide": tables.wide_table}
+
+
+def csv_of(made, kind):
+    return list(csv.DictReader(io.StringIO(tables.as_csv(TABLES[kind](made.judged)), newline="")))
 
 
 def long_of(made):
-    return read(tables.as_csv(tables.long_table(made.judged)))
+    return csv_of(made, "long")
 
 
 def wide_of(made):
-    return read(tables.as_csv(tables.wide_table(made.judged)))
+    return csv_of(made, "wide")
+
+
+def parquet_bytes(made, kind="long"):
+    return io.BytesIO(tables.as_parquet(TABLES[kind](made.judged), made.judged, kind))
 
 
 def parquet_of(made, kind="long"):
-    return parquet.read_table(io.BytesIO(parquet_bytes(made, kind)))
-
-
-def parquet_bytes(made, kind):
-    table = {"long": tables.long_table, "wide": tables.wide_table}[kind]
-    return tables.as_parquet(table(made.judged), made.judged, kind)
+    return parquet.read_table(parquet_bytes(made, kind))
 
 
 def test_the_long_csv_reads_back_as_the_same_rows_with_the_whole_cell(passing):
@@ -126,16 +129,13 @@ def test_a11_t3_both_tables_hold_what_auto_became_on_each_cell_and_where_it_ran(
     assert heads[first : first + 6] == [*(f"{aspect}_resolved" for aspect in decided), "ran_on"]
 
 
-def test_a_row_of_a_cell_that_the_manifest_does_not_have_keeps_its_columns(passing):
-    made = replace(passing, rows=[replace(passing.rows[0], cell="gone", note="kept")])
-    line = next(line for line in long_of(made) if line["cell"] == "gone")
-    assert (line["backend_resolved"], line["metric"], line["note"]) == ("", made.rows[0].metric, "kept")
-
-
-def test_partial_is_a_column_of_both(passing):
+def test_partial_is_a_column_of_both_and_a_row_of_an_unknown_cell_keeps_its_columns(passing):
     made = passing.with_rows(lambda r: replace(r, partial="limited") if r.metric == "ppl" else r)
     assert {line["partial"] for line in wide_of(made)} == {"limited"}
     assert {line["metric"] for line in long_of(made) if line["partial"]} == {"ppl"}
+    made = replace(passing, rows=[replace(passing.rows[0], cell="gone", note="kept")])
+    line = next(line for line in long_of(made) if line["cell"] == "gone")
+    assert (line["backend_resolved"], line["metric"], line["note"]) == ("", made.rows[0].metric, "kept")
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠"])
@@ -155,31 +155,23 @@ def test_awkward_text_survives(maker, text):
 
 @pytest.mark.parametrize("kind", ["long", "wide"])
 def test_parquet_has_the_columns_and_lines_of_the_csv_and_names_its_run(failing, kind):
-    lines, table = (long_of if kind == "long" else wide_of)(failing), parquet_of(failing, kind)
+    lines, table = csv_of(failing, kind), parquet_of(failing, kind)
     assert table.column_names == list(lines[0])
     for line, row in zip(lines, table.to_pylist(), strict=True):
         for head, text in line.items():
             value = row[head]
             if value is None or value == "":
                 assert text == "", head
-            elif isinstance(value, bool):
-                assert text == str(value).lower()
             elif isinstance(value, float):
                 assert math.isnan(value) if text == "NaN" else value == float(text), head
             else:
-                assert text == str(value), head
-    assert json.loads(table.schema.metadata[b"kvbench"]) == {
-        "schema": 3,
-        "table": kind,
-        "name": "int8",
-        "created_at": "2026-10-01T12:00:00+00:00",
-        "matrix_sha256": "9f2c1a7e0b44",
-        "verdict": "fail",
-        "exit_code": 1,
-    }
+                assert text == (str(value).lower() if isinstance(value, bool) else str(value)), head
+    run = {"name": "int8", "created_at": "2026-10-01T12:00:00+00:00", "matrix_sha256": "9f2c1a7e0b44"}
+    verdict = {"schema": 3, "table": kind, "verdict": "fail", "exit_code": 1}
+    assert json.loads(table.schema.metadata[b"kvbench"]) == run | verdict
 
 
-def test_types_of_the_columns(passing):
+def test_parquet_has_the_types_and_scales_of_several_numbers_are_json_text(passing, maker):
     schema, wide = parquet_of(passing).schema, parquet_of(passing, "wide").schema
     for key, option in CELL_OPTIONS.items():
         assert schema.field(key).type == KINDS[option.kind], key
@@ -191,27 +183,6 @@ def test_types_of_the_columns(passing):
     # The device's peak was not measured anywhere.
     kinds = {"ppl_delta_pct (wikitext2 stream512)": FLOAT, "device_peak_bytes": FLOAT, "batch": INT}
     assert {name: wide.field(name).type for name in kinds} == kinds
-
-
-def test_a24_t4_null_nan_and_zero_are_three_things(passing):
-    values = {"itl_ms": None, "ttft_ms": math.nan, "itl_p50_ms": 0.0, "itl_p90_ms": math.inf}
-    made = passing.with_rows(
-        lambda r: replace(r, value=values[r.metric], n=None) if r.metric in values else r
-    )
-    table = parquet_of(made)
-    found = {row["metric"]: row for row in table.to_pylist()}
-    assert (found["itl_ms"]["value"], found["itl_ms"]["n"]) == (None, None)
-    assert math.isnan(found["ttft_ms"]["value"])
-    assert [found[name]["value"] for name in ("itl_p50_ms", "itl_p90_ms")] == [0.0, math.inf]
-    assert table.column("value").null_count == sum(row["value"] is None for row in table.to_pylist()) > 0
-    data = io.BytesIO(parquet_bytes(made, "long"))
-    frame = pandas.read_parquet(data, dtype_backend="pyarrow")
-    assert frame.loc[frame.metric == "itl_ms", "value"].isna().all()
-    line = wide_of(made)[0]
-    assert [line[name] for name in ("device_peak_bytes", "ttft_ms", "workspace_bytes")] == ["", "NaN", "0"]
-
-
-def test_scales_of_several_numbers_are_json_text(maker):
     scale = {"k": [0.05, 0.1], "v": 0.2}
     made = maker(fixed={"scale": scale, "kv_splits": None})
     table = parquet_of(made, "wide")
@@ -219,6 +190,22 @@ def test_scales_of_several_numbers_are_json_text(maker):
     assert json.loads(wide_of(made)[0]["scale"]) == scale
     assert table.column("kv_splits").null_count == table.num_rows
     assert parquet_of(maker(), "wide").column("scale").null_count == 8
+
+
+def test_a24_t4_null_nan_and_zero_are_three_things(passing):
+    values = {"itl_ms": None, "ttft_ms": math.nan, "itl_p50_ms": 0.0, "itl_p90_ms": math.inf}
+    rows = [replace(r, value=values[r.metric], n=None) if r.metric in values else r for r in passing.rows]
+    made = replace(passing, rows=rows)
+    table = parquet_of(made)
+    found = {row["metric"]: row for row in table.to_pylist()}
+    assert (found["itl_ms"]["value"], found["itl_ms"]["n"]) == (None, None)
+    assert math.isnan(found["ttft_ms"]["value"])
+    assert [found[name]["value"] for name in ("itl_p50_ms", "itl_p90_ms")] == [0.0, math.inf]
+    assert table.column("value").null_count == sum(row["value"] is None for row in table.to_pylist()) > 0
+    frame = pandas.read_parquet(parquet_bytes(made), dtype_backend="pyarrow")
+    assert frame.loc[frame.metric == "itl_ms", "value"].isna().all()
+    line = wide_of(made)[0]
+    assert [line[name] for name in ("device_peak_bytes", "ttft_ms", "workspace_bytes")] == ["", "NaN", "0"]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
@@ -229,7 +216,7 @@ def test_parquet_keeps_hostile_names_whole(maker, text):
     assert parquet_of(made, "wide").num_rows == 2
 
 
-def test_json_is_strict_and_nan_is_null_with_a_note(passing):
+def test_json_is_strict_and_holds_run_cells_rows_outcomes_and_exit_code(passing, failing):
     lost = {"value": math.nan, "low": -math.inf, "high": math.inf, "note": "one step"}
     made = passing.with_rows(lambda row: replace(row, **lost) if row.metric == "itl_ms" else row)
     made.manifest.environment["load"] = [math.nan]
@@ -240,9 +227,6 @@ def test_json_is_strict_and_nan_is_null_with_a_note(passing):
     assert row["note"] == "one step; NaN; low: -Infinity; high: Infinity"
     assert (peak["value"], peak["note"]) == (None, "")  # it was not measured
     assert data["run"]["environment"]["load"] == ["NaN"]
-
-
-def test_json_holds_run_cells_rows_outcomes_and_exit_code(failing):
     data = result_json(failing.judged)
     assert (data["exit_code"], data["verdict"]) == (1, "fail")
     assert data["run"]["records"] == {"ok": 25, "error": 1}
@@ -254,7 +238,9 @@ def test_json_holds_run_cells_rows_outcomes_and_exit_code(failing):
     assert bad["precision"] == {**cache, "weights": "float32", "gemm": "native"}
 
 
-def test_all_files_are_written_whole_and_are_the_same_bytes_again(passing, tmp_path):
+def test_files_are_the_same_bytes_again_and_a_failed_write_leaves_the_old(
+    passing, tmp_path, failing, monkeypatch
+):
     paths = write_all(tmp_path, passing.judged)
     assert [path.name for path in paths] == FILES
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
@@ -263,29 +249,20 @@ def test_all_files_are_written_whole_and_are_the_same_bytes_again(passing, tmp_p
     assert first[0].startswith(b"<!doctype html>")
     assert b"\r\n" not in first[1]
     assert [path.read_bytes() for path in write_all(tmp_path, passing.judged)] == first
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_rest(failing, tmp_path, monkeypatch):
     write_all(tmp_path, failing.judged)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-
-    def full(fd):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
         write_all(tmp_path, replace(failing, rows=[]).judged)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_no_suite_stands_beside_a_table_that_could_not_be_written(passing, tmp_path):
+def test_no_suite_stands_beside_a_table_that_could_not_be_written(maker, tmp_path):
     """JUnit is the last file: a CI system must not read a green one after exit code 3."""
     (tmp_path / "results_wide.parquet").mkdir()  # a rename onto it fails
     with pytest.raises(OSError, match="directory"):
-        write_all(tmp_path, passing.judged)
+        write_all(tmp_path, maker().judged)
     assert (tmp_path / "report.html").is_file()
     assert not (tmp_path / "report.junit.xml").exists()
-
-
-def test_a_broken_file_name_does_not_stop_the_report(maker, tmp_path):
-    write_all(tmp_path, maker(fixed={"model": "models/\udc80.gguf"}).judged)
+    (tmp_path / "results_wide.parquet").rmdir()
+    write_all(tmp_path, maker(fixed={"model": "models/\udc80.gguf"}).judged)  # a broken name stops nothing

@@ -34,29 +34,18 @@ checks:
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "value"),
-    [
-        ("100%", "100%25", "100%25"),
-        ("%0A", "%250A", "%250A"),
-        ("a\r\nb", "a%0D%0Ab", "a%0D%0Ab"),
-        ("a:b,c", "a:b,c", "a%3Ab%2Cc"),
-        ("::error::x", "::error::x", "%3A%3Aerror%3A%3Ax"),
-        ("\x1b[31m\x00\u202e", "\\x1b[31m\\x00\\u202e", "\\x1b[31m\\x00\\u202e"),
-        ("量化 🙂", "量化 🙂", "量化 🙂"),
-    ],
-)
-def test_escapes(text, message, value):
-    assert (github.in_message(text), github.in_property(text)) == (message, value)
-
-
-def test_commands():
+def test_escapes_and_commands():
+    both = {"100%": "100%25", "%0A": "%250A", "a\r\nb": "a%0D%0Ab", "量化 🙂": "量化 🙂"}
+    both["\x1b[31m\x00\u202e"] = "\\x1b[31m\\x00\\u202e"
+    for text, escaped in both.items():
+        assert github.in_message(text) == github.in_property(text) == escaped
+    for text, escaped in (("a:b,c", "a%3Ab%2Cc"), ("::error::x", "%3A%3Aerror%3A%3Ax")):
+        assert (github.in_message(text), github.in_property(text)) == (text, escaped)
     odd = Annotation("error", "a: b, 5%", "x: 5%,\ny", Place("a,b:c%.yaml", 1))
     assert odd.command == "::error file=a%2Cb%3Ac%25.yaml,line=1,title=a%3A b%2C 5%25::x: 5%25,%0Ay"
     assert Annotation("error", "t", "s").command == "::error title=t::s"
-    assert (
-        Annotation("warning", "t", "s", Place("m.yaml", None)).command == "::warning file=m.yaml,title=t::s"
-    )
+    place = Place("m.yaml", None)
+    assert Annotation("warning", "t", "s", place).command == "::warning file=m.yaml,title=t::s"
 
 
 def outcome(status, check="c", cells=("int8_sym-1-128",), metric="ppl", sentence="", **fields):
@@ -64,45 +53,31 @@ def outcome(status, check="c", cells=("int8_sym-1-128",), metric="ppl", sentence
     return made_outcome(check, status, text, cells=cells, metric=metric, **fields)
 
 
-def run_of(made, *outcomes):
-    return made.with_outcomes(*outcomes, change=lambda o: None).judged
+def annotated(made, *outcomes):
+    return annotate(made.with_outcomes(*outcomes, change=lambda o: None).judged, {})
 
 
-def test_failures_before_inconclusive_before_not_evaluated_and_no_others(passing):
-    run = run_of(
-        passing,
-        outcome("pass", "a"),
-        outcome("not_evaluated", "b"),
-        outcome("not_evaluated", "optional", required=False),
-        outcome("inconclusive", "d"),
-        outcome("fail", "e"),
-        outcome("inconclusive", "f"),
-        outcome("fail", "g", required=False),
-    )
-    found = annotate(run, {})
+def test_the_worst_ten_come_first_and_none_is_hidden(passing):
+    order = ["pass a", "not_evaluated b", "inconclusive d", "fail e", "inconclusive f"]
+    outcomes = [outcome(*words.split()) for words in order]
+    outcomes.insert(2, outcome("not_evaluated", "optional", required=False))
+    found = annotated(passing, *outcomes, outcome("fail", "g", required=False))
     sentences = ["e fail.", "g fail.", "d inconclusive.", "f inconclusive.", "b not_evaluated."]
     assert [(a.level, a.sentence) for a in found] == [("error", sentence) for sentence in sentences]
     assert found[2].title == "kvbench inconclusive: d (int8_sym · batch 1 · context 128)"
-    assert annotate(run_of(passing, outcome("pass")), {}) == []
-
-
-def test_ten_and_one_that_counts_the_rest(passing):
-    exactly = annotate(run_of(passing, *(outcome("fail", f"c{i}") for i in range(MOST))), {})
-    assert [a.level for a in exactly] == ["error"] * MOST
-    checks = [outcome("inconclusive", "last"), *(outcome("fail", f"c{i}") for i in range(MOST + 1))]
-    more = annotate(run_of(passing, *checks), {})
+    assert annotated(passing, outcome("pass")) == []
+    checks = [outcome("fail", f"c{i}") for i in range(MOST + 1)]
+    assert [a.level for a in annotated(passing, *checks[:MOST])] == ["error"] * MOST
+    more = annotated(passing, outcome("inconclusive", "last"), *checks)
     assert [a.sentence for a in more[:MOST]] == [f"c{i} fail." for i in range(MOST)]
     rest = "2 more checks did not pass: c10, last. The report has all of them."
     assert more[MOST:] == [Annotation("warning", "kvbench: 2 more", rest)]
-
-
-def test_one_check_on_many_cells_does_not_hide_the_next_and_long_sentences_are_cut(passing):
     cells = [cell.id for cell in passing.manifest.cells]
     many = [outcome("fail", "first", [cell]) for cell in cells] + [outcome("fail", "second", cells[:1])]
-    found = annotate(run_of(passing, *many), {})
+    found = annotated(passing, *many)
     assert [a.sentence for a in found] == [f"first fail. {len(cells) - 1} more like it.", "second fail."]
     assert re.search(r"first \(.* and \d+ more cells?\)$", found[0].title)
-    (long,) = annotate(run_of(passing, outcome("fail", "n" * 500, sentence="s" * 5000)), {})
+    (long,) = annotated(passing, outcome("fail", "n" * 500, sentence="s" * 5000))
     assert len(long.title) <= 120
     assert long.sentence == "s" * 999 + "…"
 
@@ -138,7 +113,7 @@ BROKEN = (
 
 
 def places(stored, repository, gate=True, cwd=None):
-    run = run_of(stored, *BROKEN)
+    run = stored.with_outcomes(*BROKEN, change=lambda o: None).judged
     policy = load(repository / "gates" / "int8.yaml") if gate else None
     found = github.places_of(run, policy, repository, cwd or repository)
     return [found[id(o)] for o in run.verdict.outcomes]
@@ -163,11 +138,8 @@ def test_each_outcome_stands_on_the_line_that_made_it(stored, repository):
     assert places(stored, repository)[:2] == [Place(matrix, None)] * 2  # changed since
     path.unlink()
     assert places(stored, repository) == [None, None, None, Place("gates/int8.yaml", 4), None, None]
-
-
-@pytest.mark.parametrize("path", [None, "\x00", "n" * 5000, ".", "gates"])
-def test_a_path_that_is_no_file_is_no_place(stored, repository, path):
-    assert places(moved(stored, path), repository)[0] is None
+    for path in (None, "\x00", "n" * 5000, ".", "gates"):
+        assert places(moved(stored, path), repository)[0] is None
 
 
 def test_commands_are_one_line_each_and_nothing_is_said_outside_github(maker, tmp_path, monkeypatch):
@@ -202,7 +174,7 @@ def test_a_summary_is_cut_by_whole_sections_and_says_which_are_left_out(failing)
     assert {0, len(titles)} < seen
 
 
-def test_the_summary_is_appended_and_never_exceeds_the_limit(failing, tmp_path):
+def test_the_summary_is_appended_and_never_exceeds_the_limit(failing, tmp_path, maker):
     path = tmp_path / "summary"
     path.write_text("before\n")
     for _ in range(2):
@@ -220,17 +192,11 @@ def test_the_summary_is_appended_and_never_exceeds_the_limit(failing, tmp_path):
         assert path.stat().st_size <= max(full, SUMMARY_BYTES)
         assert bool(wrong) == (path.stat().st_size == full)
         assert not wrong or f"has {full:,} of 1,048,576 bytes" in wrong
-
-
-def test_a_huge_run_fits(maker):
     made = all_statuses(maker, "量" * 500)
     many = [replace(made.verdict.outcomes[0], sentence=f"{i} " + "s" * 500) for i in range(2000)]
     made = made.with_outcomes(*many)
     text = summary(build(made.judged), made.judged, SUMMARY_BYTES)
     assert 1000 < len(text.encode()) <= SUMMARY_BYTES
     assert "left out" in text
-
-
-def test_a_summary_that_cannot_be_written_is_a_sentence(failing, tmp_path):
     (line,) = announce(failing.judged, None, {"GITHUB_STEP_SUMMARY": str(tmp_path)})
     assert re.search("^kvbench: the step summary .* cannot be written .Is a directory.", line)

@@ -6,7 +6,6 @@ After a deliberate change: `python -m tests.report.test_sentences`; read the dif
 
 import io
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,23 +14,22 @@ import pytest
 from kvbench.records.run import MergedFrom, Stopped
 from kvbench.records.shards import Shard, Share
 from kvbench.report.console import show, show_tables
-from kvbench.report.figures.drilldown import Grid
 from kvbench.report.figures.page import drilldowns, figures
 from kvbench.report.html import STEPS, shorter
 from kvbench.report.markdown import report
-from kvbench.report.view import View, build
-from tests.factories.runs.reported import Made, fail, make
-from tests.report.test_report_figures import full
+from kvbench.report.view import build
+from tests.factories.runs.reported import fail, make
+from tests.report.test_figures import full
 
 FOLDER = Path(__file__).parent
 
 
-def quality(made: Made, **fields) -> Made:
+def quality(made, **fields):
     """The run with another outcome of its quality check."""
     return made.with_outcomes(change=lambda o: replace(o, **fields) if o.metric == "ppl_delta_pct" else o)
 
 
-def runs() -> Iterator[tuple[str, Made]]:
+def runs():
     made = make()
     yield "pass", made
     yield "fail", fail(made)
@@ -73,7 +71,7 @@ def fallen(record):
     return replace(record, decision={**record.decision, "kv_format": choice}, evidence=evidence)
 
 
-def sentences(view: View) -> Iterator[str]:
+def sentences(view):
     yield f"{view.word}: {view.headline}"
     yield f"release: {view.release.word}. {view.release.sentence} {'; '.join(view.release.blockers)}"
     for card in view.release.cards:
@@ -87,7 +85,7 @@ def sentences(view: View) -> Iterator[str]:
         yield from (f"    {item.sentence}" for item in finding.items)
 
 
-def text() -> str:
+def text():
     views = [(name, build(made.judged)) for name, made in runs()]
     short = views[0][1]
     for step in STEPS:
@@ -101,7 +99,7 @@ def text() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def outputs() -> str:
+def outputs():
     """A failing run on the console and as Markdown; tables of numbers, captions and legends of all figures."""
     failing, console = fail(make()).judged, io.StringIO()
     show(build(failing), console, [Path("runs/int8/report.html")])
@@ -129,7 +127,7 @@ def outputs() -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def grid_text(grid: Grid) -> str:
+def grid_text(grid):
     rows = [
         " | ".join(c if isinstance(c, str) else f"{c.brief} {c.n}".strip() for c in row) for row in grid.rows
     ]
@@ -140,7 +138,7 @@ REVIEWED = {"sentences.txt": text, "outputs.txt": outputs}
 
 
 @pytest.mark.parametrize("name", REVIEWED)
-def test_every_sentence_and_output_is_the_reviewed_one(name) -> None:
+def test_every_sentence_and_output_is_the_reviewed_one(name):
     assert REVIEWED[name]() == (FOLDER / name).read_text(encoding="utf-8")
 
 

@@ -1,29 +1,25 @@
 """The time left: by like tasks, never by the mean of all, and what is like none is said and not guessed."""
 
-from typing import Any
-
-import pytest
-
 from kvbench.matrix.cells import Task
 from kvbench.records.record import ERROR, OK, Record
 from kvbench.run.execute import Plan
 from kvbench.run.progress import Bar, Lines, Rest, TimeLeft, duration
 
 
-def task(runner: str, variant: str = "", baseline: str | None = "b", **shape: int) -> Task:
+def task(runner, variant="", baseline="b", **shape):
     return Task(f"{runner}{variant}{baseline}{shape}", runner, variant, shape, {}, ("c",), baseline)
 
 
-def record(key: str, status: str, seconds: float) -> Record:
+def record(key, status, seconds):
     error = None if status == OK else {"message": "no memory"}
     return Record(key, "r", 1, status, {}, {}, None, None, {}, {}, {}, None, error, "", seconds)
 
 
-def of(*tasks: Task) -> TimeLeft:
+def of(*tasks):
     return TimeLeft(list(tasks))
 
 
-def test_the_most_alike_counts_and_never_another_runner() -> None:
+def test_the_most_alike_counts_and_never_another_runner():
     storage, long, last = (
         task("storage", batch=1, context=8),
         task("agreement"),
@@ -47,42 +43,30 @@ def test_the_most_alike_counts_and_never_another_runner() -> None:
         assert left.rest() == Rest(rest, 0)
 
 
-def test_what_is_like_nothing_is_counted_apart() -> None:
+def test_what_is_like_nothing_is_counted_apart_an_error_times_nothing_and_a_task_goes_by_its_rate():
     todo = [task("storage"), task("storage", baseline=None), task("mcq", "cloze"), task("agreement")]
-    left = TimeLeft(todo)
+    left = of(*todo)
     assert left.rest() == Rest(None, 4)
     assert str(left.rest()) == "4 tasks not timed yet"
     left.finished(todo[0].key, 50.0, True)
     assert left.rest() == Rest(50.0, 2)
     assert str(left.rest()) == "about 50 s left, and 2 tasks not timed yet"
-
-
-def test_an_error_times_nothing_and_tasks_end_in_any_order() -> None:
-    first, second, third = task("storage"), task("mcq", "cloze"), task("mcq", "cloze", None)
-    left = of(first, second, third)
-    left.finished(second.key, 40.0, True)
+    left = of(todo[0], todo[2], task("mcq", "cloze", None))
+    left.finished(todo[2].key, 40.0, True)  # tasks end in any order
     assert left.rest() == Rest(40.0, 1)
-    left = of(first, task("storage", baseline=None))
-    left.finished(first.key, 0.01, False)
+    left = of(*todo[:2])
+    left.finished(todo[0].key, 0.01, False)
     assert left.rest() == Rest(None, 1)
-
-
-def test_the_task_in_hand_goes_by_its_own_rate() -> None:
     todo = [task("mcq", baseline=None), task("mcq"), task("mcq", "other")]
-    left = TimeLeft(todo)
+    left = of(*todo)
     left.finished(todo[0].key, 100.0, True)
     for elapsed, share, own in ((10.0, 0.0, 90.0), (150.0, 0.0, 0.0), (10.0, 0.25, 30.0), (10.0, 1.0, 0.0)):
         assert left.rest(todo[1], elapsed, share) == Rest(own + 100.0, 0)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.4, "0 s"), (89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h")]
-)
-def test_seconds_are_said_in_the_unit_that_fits(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
-
-
-def test_off_a_terminal_each_task_is_one_line(capsys: Any) -> None:
+def test_off_a_terminal_each_task_is_one_line_and_seconds_have_the_unit_that_fits(capsys):
+    texts = {0.4: "0 s", 89.4: "89 s", 90: "2 min", 5399: "90 min", 5400: "1.5 h"}
+    assert {seconds: duration(seconds) for seconds in texts} == texts
     todo = (task("storage", batch=1, context=8), task("storage", batch=2, context=8), task("mcq", "cloze"))
     lines = Lines()
     lines.start(Plan(todo, (task("parity"),)))
@@ -100,7 +84,7 @@ def test_off_a_terminal_each_task_is_one_line(capsys: Any) -> None:
     ]
 
 
-def test_the_bar_shows_the_task_by_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_shows_the_task_by_its_own_rate(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("kvbench.run.progress.time.monotonic", lambda: now[0])
     todo = (task("mcq", "cloze"), task("mcq", "cloze", None), task("storage"))

@@ -39,25 +39,18 @@ def small(maker, **kinds):
 
 
 def latency(ttft, itl, reads=None, **facts):
+    shape = {"arm": "candidate", "prefill_tokens": 128, "batch": 1}
     arms = [
-        {"arm": "candidate", "order": i, "ttft_ms": t, "itl_ms": gaps, "prefill_tokens": 128, "batch": 1, "new_tokens": 1 + len(gaps)}
+        shape | {"order": i, "ttft_ms": t, "itl_ms": gaps, "new_tokens": 1 + len(gaps)}
         for i, (t, gaps) in enumerate(zip(ttft, itl, strict=True))
-    ]  # fmt: skip
+    ]
     return {"arms": arms, "warmup": []}, {"arms": {"candidate": {"reads": reads}}, **facts}
 
 
-def text_of(nll, kld, document=0, positions=True):
+def text_of(nll, kld, document=0):
     """A chunk of two buckets (2 and 1 scored tokens) with its KLD summed."""
-    found = {
-        "tokens": 3,
-        "nll": nll,
-        "document": document,
-        "kld": sum(kld),
-        "delta_p": 0.0,
-        "top1_equal": 2,
-        "kept": 3,
-    }
-    return found | ({"by_position": [[2, nll / 2], [1, nll / 2]]} if positions else {})
+    found = {"tokens": 3, "nll": nll, "document": document, "kld": sum(kld), "delta_p": 0.0}
+    return found | {"top1_equal": 2, "kept": 3, "by_position": [[2, nll / 2], [1, nll / 2]]}
 
 
 FACTS = {"scored": 9, "positions": [0, 2, 4]}
@@ -68,61 +61,54 @@ OWN = [text_of(3.0 + d, kld, d) for d, kld in enumerate(KLD)]
 
 def quality(own=OWN, tokens=KLD, kept=None):
     flat = list(itertools.chain(*tokens)) if kept is None else kept
-    return {"chunks": own, "native_chunks": NATIVE, "kld_tokens": flat, "top1_equal": 6, "kld": {"n": 9, "mean": 0.21, "p50": 0.1, "p90": 0.9, "p99": 0.9, "p999": 0.9, "max": 0.9}}, FACTS  # fmt: skip
+    whole = {"n": 9, "mean": 0.21, "p50": 0.1} | dict.fromkeys(("p90", "p99", "p999", "max"), 0.9)
+    own = {"chunks": own, "native_chunks": NATIVE, "kld_tokens": flat, "top1_equal": 6, "kld": whole}
+    return own, FACTS
 
 
 def perplexed(maker, **own):
-    return measured(
-        small(maker), perplexity__native=({"chunks": NATIVE}, FACTS), perplexity__int8_sym=quality(**own)
-    )
+    native = {"chunks": NATIVE}, FACTS
+    return measured(small(maker), perplexity__native=native, perplexity__int8_sym=quality(**own))
 
 
 STEPS = 128
 
 
 def agreement(differ=(), margins=None, flips=(), continuation=None, facts=None):
-    native = list(range(STEPS))
-    base = {
-        "tokens": native,
-        "margins": margins or [1.0] * STEPS,
-        "aa_margins": [m + 0.01 for m in margins or [1.0] * STEPS],
-    }
+    native, margins = list(range(STEPS)), margins or [1.0] * STEPS
+    base = {"tokens": native, "margins": margins, "aa_margins": [m + 0.01 for m in margins]}
     shared = {"steps": STEPS, "prompt_tokens": 4, "prompt_sha": "p"}
-    own = {"tokens": [-1 if i in differ else t for i, t in enumerate(native)], "margins": []} | (
-        continuation or {}
-    )
+    own = {"tokens": [-1 if i in differ else t for i, t in enumerate(native)], "margins": []}
     return {
         "agreement__native": (base, shared | {"aa_disagreements": list(flips)} | (facts or {})),
-        "agreement__int8_sym": (own, shared),
+        "agreement__int8_sym": (own | (continuation or {}), shared),
     }
 
 
 def side(layer, name, error=0.01, **more):
-    return {"layer": layer, "side": name, "elements": 1000, "nonfinite": 0, "amax": 4.0, "rms": 1.0, "error": error, "bound_share": 0.5,
-            "clipped": 0, "flushed": 20, "codes_used": 255, "scale_min": 0.01, "scale_max": 0.05, "scales_log2": {}} | more  # fmt: skip
+    found = {"layer": layer, "side": name, "elements": 1000, "nonfinite": 0, "amax": 4.0, "rms": 1.0}
+    found |= {"error": error, "bound_share": 0.5, "clipped": 0, "flushed": 20, "codes_used": 255}
+    return found | {"scale_min": 0.01, "scale_max": 0.05, "scales_log2": {}} | more
 
 
-def healthy(maker, layers, formats=("native", "int8_sym"), batches=(1,), contexts=(128,), **more):
+def healthy(maker, layers, **more):
     """A run whose quality tasks are of the health runner instead."""
-    made = maker(formats=formats, batches=batches, contexts=contexts)
-    made = made.with_tasks(lambda t: replace(t, runner="health") if t.runner == "parity" else t)
+
+    def health(of):
+        return replace(of, runner="health") if of.runner == "parity" else of
+
+    made = small(maker).with_tasks(health).with_records(health)
     sides = [side(i, name, 0.01 * (i + 1), **more) for i in range(layers) for name in ("k", "v")]
-    native = [
-        s | {"error": 0.0, "flushed": 0, "codes_used": None, "scale_min": None, "scale_max": None}
-        for s in sides
-    ]
-    made = made.with_records(lambda r: replace(r, runner="health") if r.runner == "parity" else r)
-    facts = {"tokens": 64, "format": "int8_sym"}
+    exact = {"error": 0.0, "flushed": 0, "codes_used": None, "scale_min": None, "scale_max": None}
+    facts, native = {"tokens": 64, "format": "int8_sym"}, [s | exact for s in sides]
     return measured(
-        made,
-        health__native=({"sides": native}, facts),
-        **{f"health__{name}": ({"sides": sides}, facts) for name in formats if name != "native"},
+        made, health__native=({"sides": native}, facts), health__int8_sym=({"sides": sides}, facts)
     )
 
 
 def question(key, answer, scores, **more):
-    return {"id": f"q{key}", "subject": "s", "answer": answer, "scores": scores, "tokens": [1, 1, 1], "chars": [1, 1, 1], "pick": 0,
-            "tie": False, "truncated": False, "skipped": None} | more  # fmt: skip
+    found = {"id": f"q{key}", "subject": "s", "answer": answer, "scores": scores, "pick": 0, "tie": False}
+    return found | {"tokens": [1] * 3, "chars": [1] * 3, "truncated": False, "skipped": None} | more
 
 
 FIRST, SECOND, CLOSE = [-1.0, -2.0, -3.0], [-2.0, -1.0, -3.0], [-1.0, -1.001, -3.0]

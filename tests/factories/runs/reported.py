@@ -6,9 +6,7 @@ The numbers are made up where they are measured (times, quality) and exact where
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kvbench.formats.kv import KV_FORMATS, KVShape, kv_bytes
 from kvbench.gate.verdict import Outcome, Verdict, exit_code_of
@@ -24,9 +22,7 @@ LAYERS, SHAPE, DTYPE = 30, KVShape(3, 64, 64), "float32"
 NATIVE = {"requested": "native", "resolved": "native", "reason": "asked for and supported", "rejected": []}
 
 
-def outcome(
-    check: str, status: str, sentence: str = "", *, cells: Sequence[str] = (), metric: str = "", **fields: Any
-) -> Outcome:
+def outcome(check, status, sentence="", *, cells=(), metric="", **fields):
     """A check's outcome as the gate gives it; the fields that a test does not care about are empty."""
     reasons = {"pass": "kept", "fail": "broken", "inconclusive": "spans_limit"}
     made = Outcome(check, status, reasons.get(status, "not_measured"), sentence, tuple(cells), metric)
@@ -43,43 +39,38 @@ class Made:
     verdict: Verdict
 
     @property
-    def run(self) -> Run:
+    def run(self):
         return Run(self.manifest, tuple(self.records))
 
     @property
-    def judged(self) -> JudgedRun:
+    def judged(self):
         return JudgedRun(self.run, self.rows, self.verdict)
 
-    def cell(self, **want: Any) -> Cell:
+    def cell(self, **want):
         return next(c for c in self.manifest.cells if all(c.spec[k] == v for k, v in want.items()))
 
-    def with_manifest(self, **fields: Any) -> Made:
+    def with_manifest(self, **fields):
         return replace(self, manifest=replace(self.manifest, **fields))
 
-    def with_tasks(self, change: Any) -> Made:
+    def with_tasks(self, change):
         return self.with_manifest(tasks=tuple(map(change, self.manifest.tasks)))
 
-    def with_cells(self, change: Any) -> Made:
+    def with_cells(self, change):
         return self.with_manifest(cells=tuple(map(change, self.manifest.cells)))
 
-    def with_records(self, change: Any) -> Made:
+    def with_records(self, change):
         return replace(self, records=[r for r in map(change, self.records) if r is not None])
 
-    def with_rows(self, change: Any) -> Made:
+    def with_rows(self, change):
         return replace(self, rows=[r for r in map(change, self.rows) if r is not None])
 
-    def with_outcomes(self, *more: Outcome, change: Any = lambda o: o) -> Made:
+    def with_outcomes(self, *more, change=lambda o: o):
         """The outcomes changed (None leaves one out), then `more` of them, and the exit code that follows."""
         outcomes = (*filter(None, map(change, self.verdict.outcomes)), *more)
         return replace(self, verdict=Verdict(outcomes, exit_code_of(outcomes)))
 
 
-def make(
-    formats: Sequence[str] = ("native", "int8_sym"),
-    batches: Sequence[int] = (1, 4),
-    contexts: Sequence[int] = (128, 512),
-    fixed: Mapping[str, Any] | None = None,
-) -> Made:
+def make(formats=("native", "int8_sym"), batches=(1, 4), contexts=(128, 512), fixed=None):
     """A passing run. `fixed` sets cell keys in every cell."""
     shapes = itertools.product(formats, batches, contexts)
     cells = [_cell(fmt, batch, context, fixed or {}) for fmt, batch, context in shapes]
@@ -88,12 +79,9 @@ def make(
     rows = [row for task, record in zip(tasks, records, strict=True) for row in _rows(task, record, cells)]
     axes = {"kv_format": list(formats), "batch": list(batches), "context": list(contexts)}
     manifest = Manifest(
-        name="int8",
-        cells=tuple(cells),
-        tasks=tuple(tasks),
+        "int8", tuple(cells), tuple(tasks),
         matrix=MatrixFile("matrices/int8.yaml", "9f2c1a7e0b44", {"name": "int8", "axes": axes}),
-        command=("kvbench", "run", "matrices/int8.yaml"),
-        created_at="2026-10-01T12:00:00+00:00",
+        command=("kvbench", "run", "matrices/int8.yaml"), created_at="2026-10-01T12:00:00+00:00",
         environment={"kvbench": "0.1.0", "torch": "2.13.0", "transformers": "5.24.0", "python": "3.11.9",
                      "cpu": {"name": "generic", "cores": 2}, "gpu": None, "clock": "perf_counter"},
         gate="gates/int8.yaml",
@@ -101,7 +89,7 @@ def make(
     return Made(manifest, records, rows, Verdict(tuple(_outcomes(cells)), 0))
 
 
-def _cell(fmt: str, batch: int, context: int, fixed: Mapping[str, Any]) -> Cell:
+def _cell(fmt, batch, context, fixed):
     spec = CELL_KEYS | {"model": "smollm2-135m-instruct", "device": "cpu", "dtype": DTYPE} | fixed
     spec |= {"kv_format": fmt, "batch": batch, "context": context}
     name = f"kv_format={fmt},batch={batch},context={context}"
@@ -109,9 +97,9 @@ def _cell(fmt: str, batch: int, context: int, fixed: Mapping[str, Any]) -> Cell:
     return Cell(f"{fmt}-{batch}-{context}", name, spec, varied, f"native-{batch}-{context}", 4)
 
 
-def _tasks(cells: Sequence[Cell]) -> list[Task]:
+def _tasks(cells):
     variants = {"perplexity": ["wikitext2", "pydoc"], "mcq": ["cloze"]}
-    tasks: dict[str, Task] = {}
+    tasks = {}
     for cell in cells:
         for runner, declared in ((name, RUNNERS[name]) for name in RUNNERS if name in _VALUES):
             for variant in variants.get(runner, [""]):
@@ -125,11 +113,11 @@ def _tasks(cells: Sequence[Cell]) -> list[Task]:
     return list(tasks.values())
 
 
-def level(name: str, sentence: str, state: str = "verified", **facts: Any) -> dict[str, Any]:
+def level(name, sentence, state="verified", **facts):
     return {"name": name, "state": state, "sentence": sentence, "facts": facts}
 
 
-def _record(task: Task) -> Record:
+def _record(task):
     spec = task.spec
     fmt = spec["kv_format"]
     storage = KV_FORMATS[fmt].payload_dtype or DTYPE
@@ -167,12 +155,12 @@ def _record(task: Task) -> Record:
 _FP8 = "bfloat16 and float8_e4m3fn + float32 scales"
 
 
-def _products(task: Task) -> str:
+def _products(task):
     """The paths of the products that a task made: prompts have many rows, decode steps few, storage none."""
     return {"storage": "not measured", "latency": "w8a16 and w8a8"}.get(task.runner, "w8a8")
 
 
-def _measured(task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
+def _measured(task):
     spec, runner = task.spec, task.runner
     if runner == "storage":
         tokens = spec["batch"] * spec["context"]
@@ -187,12 +175,8 @@ def _measured(task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
         arms = [{"arm": arm, "order": i, "ttft_ms": 9 * itl,
                  "itl_ms": [itl * (0.97 + 0.01 * i), itl * (0.99 + 0.01 * i)]}
                 for i, arm in enumerate(["candidate", "baseline", "baseline", "candidate"])]  # fmt: skip
-        load = {"before": 0.4, "after": 0.5, "cpus": 2}
-        return {"arms": arms, "warmup": []}, {
-            "clock": "perf_counter",
-            "synchronised": False,
-            "host_load": load,
-        }
+        facts = {"clock": "perf_counter", "synchronised": False}
+        return {"arms": arms, "warmup": []}, facts | {"host_load": {"before": 0.4, "after": 0.5, "cpus": 2}}
     if runner == "perplexity":
         facts = {"protocol": "stream512", "split": "test", "bos": "none", "stride": 512, "scored": 292_883,
                  "tokens": 293_457, "chunk": 512, "text": "raw",
@@ -201,27 +185,24 @@ def _measured(task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
     return {}, {"seed": 0, "steps": 2048}
 
 
-def _itl(spec: Mapping[str, Any]) -> float:
+def _itl(spec):
     base = 41.0 + 6.5 * spec["batch"] + 0.012 * spec["batch"] * spec["context"]
     return base * (1.0 if spec["kv_format"] == "native" else 1.07)
 
 
-def _rows(task: Task, record: Record, cells: Sequence[Cell]) -> list[Row]:
+def _rows(task, record, cells):
     """What `derive` would give, one row a cell of the task; differences only for candidates."""
-    fmt = task.spec["kv_format"]
     variants = {"wikitext2": WIKITEXT, "pydoc": "pydoc stream512", "cloze": "cloze 0-shot"}
-    variant = variants.get(task.variant, "")
-    made = _VALUES[task.runner](task.spec, record)
-    rows = []
+    variant, rows = variants.get(task.variant, ""), []
     for cell in (c for c in cells if c.id in task.cells):
-        for metric, value, unit, n, low, high, paired in made:
-            if not (paired and fmt == "native"):
+        for metric, value, unit, n, low, high, paired in _VALUES[task.runner](task.spec, record):
+            if not (paired and task.spec["kv_format"] == "native"):
                 baseline = cell.baseline if paired else None
                 rows.append(Row(cell.id, metric, variant, value, UNITS[unit], n, low, high, baseline))
     return rows
 
 
-def _storage(spec: Mapping[str, Any], record: Record) -> list[tuple[Any, ...]]:
+def _storage(spec, record):
     tokens = record.facts["tokens"]
     n = kv_bytes(KV_FORMATS[spec["kv_format"]], SHAPE, tokens, DTYPE)
     native = kv_bytes(KV_FORMATS["native"], SHAPE, tokens, DTYPE)
@@ -237,7 +218,7 @@ def _storage(spec: Mapping[str, Any], record: Record) -> list[tuple[Any, ...]]:
     ]
 
 
-def _latency(spec: Mapping[str, Any], record: Record) -> list[tuple[Any, ...]]:
+def _latency(spec, record):
     itl = _itl(spec)
     return [
         ("itl_ms", itl, "ms", 45, 0.985 * itl, 1.015 * itl, False),
@@ -252,7 +233,7 @@ def _latency(spec: Mapping[str, Any], record: Record) -> list[tuple[Any, ...]]:
     ]
 
 
-def _perplexity(spec: Mapping[str, Any], record: Record) -> list[tuple[Any, ...]]:
+def _perplexity(spec, record):
     return [
         ("ppl", 18.8617 if spec["kv_format"] == "native" else 18.8771, "ppl", 292_883, None, None, False),
         ("ppl_delta_pct", 0.0816, "%", 292_883, -0.0123, 0.1755, True),
@@ -262,7 +243,7 @@ def _perplexity(spec: Mapping[str, Any], record: Record) -> list[tuple[Any, ...]
     ]
 
 
-def _agreement(spec: Mapping[str, Any], record: Record) -> list[tuple[Any, ...]]:
+def _agreement(spec, record):
     return [
         ("top1_teacher_forced", 0.99707, "share", 2048, 0.99363, 0.99866, True),
         ("first_divergence", 613, "step", 2048, None, None, True),
@@ -271,23 +252,16 @@ def _agreement(spec: Mapping[str, Any], record: Record) -> list[tuple[Any, ...]]
     ]
 
 
-def _mcq(spec: Mapping[str, Any], record: Record) -> list[tuple[Any, ...]]:
+def _mcq(spec, record):
+    accuracy = 0.715 - 0.005 * (spec["kv_format"] != "native")
     return [
-        (
-            "mcq_accuracy",
-            0.715 - 0.005 * (spec["kv_format"] != "native"),
-            "share",
-            200,
-            0.6436,
-            0.7684,
-            False,
-        ),
+        ("mcq_accuracy", accuracy, "share", 200, 0.6436, 0.7684, False),
         ("mcq_delta_pt", -0.5, "pt", 200, -1.9, 0.9, True),
         ("mcq_mcnemar_p", 1.0, "p-value", 200, None, None, True),
     ]
 
 
-def _parity(spec: Mapping[str, Any], record: Record) -> list[tuple[Any, ...]]:
+def _parity(spec, record):
     return [
         ("parity_max_abs", 3.2e-7, "error", 40, None, None, False),
         ("parity_bound_share", 0.0032, "ratio", 40, None, None, False),
@@ -309,7 +283,7 @@ WIKITEXT = "wikitext2 stream512"
 PRECISION_LIMIT = "requested = resolved = effective, verified"
 
 
-def _outcomes(cells: Sequence[Cell]) -> list[Outcome]:
+def _outcomes(cells):
     """The built-in checks, then an exact limit on each quantized cell and one limit that they share."""
     found = [
         outcome("precision", "pass", f"{c.name}: verified.", cells=[c.id], limit=PRECISION_LIMIT)
@@ -334,12 +308,12 @@ def _outcomes(cells: Sequence[Cell]) -> list[Outcome]:
     return found
 
 
-def fail(made: Made) -> Made:
+def fail(made):
     """The same run, but layer 7 of one cell stayed native, a quality check failed and a task crashed."""
     bad = made.cell(kv_format="int8_sym", batch=4, context=512).id
     sentence = "Layer 7 of 30 stores float32 where int8 was resolved."
 
-    def change(record: Record) -> Record:
+    def change(record):
         if record.runner == "storage" and record.key.endswith("int8_sym-4-512"):
             levels = [dict(level) for level in record.evidence["levels"]]
             levels[0] = level("E1", sentence, "mismatch", layer=7, dtype="float32")
@@ -350,7 +324,7 @@ def fail(made: Made) -> Made:
             return replace(record, status="error", samples={}, facts={}, evidence=None, error=error)
         return record
 
-    def edit(row: Row) -> Row | None:
+    def edit(row):
         if row.metric.startswith("mcq") and row.cell.startswith("int8"):
             return None
         if row.metric == "ppl_delta_pct":
@@ -362,7 +336,7 @@ def fail(made: Made) -> Made:
     value = "2.41 % (95% interval 2.02 to 2.81, n=292,883)"
     broken = f"ppl_delta_pct of {WIKITEXT} on {name} (and 3 more cells) is {value}: broken."
 
-    def judge(o: Outcome) -> Outcome:
+    def judge(o):
         if o.cell == bad and o.check == "precision":
             return replace(o, status="fail", sentence=lost)
         return replace(o, status="fail", value=2.41, sentence=broken) if o.metric == "ppl_delta_pct" else o
