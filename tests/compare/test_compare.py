@@ -192,7 +192,7 @@ def test_unlike_runs_are_refused(sentence):
     assert sentence in str(refused.value)
 
 
-def test_all_differences_are_named_at_once_and_each_once_and_runs_without_a_common_task_are_refused():
+def test_all_differences_are_named_at_once_and_the_same_model_under_another_name_is_none():
     first = stored(text())
     with pytest.raises(UsageError) as refused:
         compare([first, with_records(other_model("model", first), protocol=2)])
@@ -200,9 +200,6 @@ def test_all_differences_are_named_at_once_and_each_once_and_runs_without_a_comm
     assert len(lines) == len(set(lines)) == refused.value.exit_code == 2
     with pytest.raises(UsageError, match="no task in common"):
         two(text(), questions([0] * 4, [0] * 4))
-
-
-def test_the_same_model_under_another_name_and_quality_across_devices_are_compared():
     first, second = stored(text()), with_key("model", "elsewhere/m")
     assert compare([first, second]).exit_code == 0
     with pytest.raises(UsageError, match="model is m in A and elsewhere/m in B, and not both have a digest"):

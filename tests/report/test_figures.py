@@ -24,27 +24,7 @@ from kvbench.report.model import JudgedRun
 from kvbench.report.view import build
 from kvbench.stats.intervals import clustered_mean, clustered_ratio
 from tests.factories.runs import drawn
-from tests.factories.runs.drawn import (
-    CLOSE,
-    FACTS,
-    FIRST,
-    NATIVE,
-    READS,
-    SECOND,
-    SIX,
-    STEPS,
-    agreement,
-    figure,
-    healthy,
-    latency,
-    measured,
-    perplexed,
-    quality,
-    question,
-    small,
-    text_of,
-    texts,
-)
+from tests.factories.runs.drawn import agreement, figure, healthy, latency, measured, small, texts
 from tests.factories.runs.reported import make
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -60,11 +40,12 @@ def words(drawing):
 
 
 def test_times_have_intervals_over_their_requests_which_are_drawn(maker):
-    point = seen(maker, latency=latency(SIX, GAPS)).ttft[0].points[0]
-    assert (point.value, point.low, point.high, point.n, point.repeats) == (12.5, 10.0, 15.0, 6, tuple(SIX))
-    few = seen(maker, latency=latency(SIX[:5], GAPS[:5])).ttft[0].points[0]
+    point = seen(maker, latency=latency(drawn.SIX, GAPS)).ttft[0].points[0]
+    assert (point.value, point.low, point.high, point.n) == (12.5, 10.0, 15.0, 6)
+    assert point.repeats == tuple(drawn.SIX)
+    few = seen(maker, latency=latency(drawn.SIX[:5], GAPS[:5])).ttft[0].points[0]
     assert (few.value, few.low, few.high) == (12.0, None, None)  # a median takes six requests
-    view = seen(maker, latency=latency(SIX[:3], [[1.0, 2.0], [2.0, 3.0], [3.0, 5.0]]))
+    view = seen(maker, latency=latency(drawn.SIX[:3], [[1.0, 2.0], [2.0, 3.0], [3.0, 5.0]]))
     point = view.itl[0].points[0]
     assert (point.value, point.repeats) == (16 / 6, (1.5, 2.5, 4.0))
     assert (point.low, point.high) == clustered_ratio([3.0, 5.0, 8.0], [2, 2, 2], range(3)).interval
@@ -114,7 +95,7 @@ def test_health_is_by_layer_and_side_of_the_quantized_cells(maker):
 
 
 def test_a_step_reads_its_weights_and_cache_and_two_hosts_are_not_pooled(maker):
-    view = seen(maker, latency=latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=2000.0, cache_bytes=50))
+    view = seen(maker, latency=latency([5.0], [[1.0, 3.0]], drawn.READS, copy_gb_s=2000.0, cache_bytes=50))
     roof = view.roof
     point = roof.points[0]
     assert (point.weights, point.cache) == (1e9, 1e6 * (128 + 3 / 2 - 1))
@@ -123,12 +104,12 @@ def test_a_step_reads_its_weights_and_cache_and_two_hosts_are_not_pooled(maker):
     assert texts(figure(view, "latency", 2).grids[0].rows[0])[1:4] == ["1,000 MB", "128.5 MB", "2.000 ms"]
     assert seen(maker, latency=latency([5.0], [[1.0]])).roof is None  # without the bytes of a step
     why = "no copy is timed on a cpu"
-    view = seen(maker, latency=latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=None, copy_reason=why))
+    view = seen(maker, latency=latency([5.0], [[1.0, 3.0]], drawn.READS, copy_gb_s=None, copy_reason=why))
     found = figure(view, "latency", 2)  # its points are drawn all the same
     assert (view.roof.copy, view.roof.reason) == (None, why)
     assert why in found.caption
     assert why in texts(found.grids[0].rows[0])[-1]
-    made = measured(maker(batches=(1,)), latency=latency([5.0], [[1.0, 3.0]], READS, copy_gb_s=2000.0))
+    made = measured(maker(batches=(1,)), latency=latency([5.0], [[1.0, 3.0]], drawn.READS, copy_gb_s=2000.0))
 
     def on(second):
         hosts = {"128": "a", "512": second}
@@ -172,7 +153,7 @@ def full(maker):
         kinds[f"mcq__{fmt}"] = ({"questions": [drawn.question(0, 0, scores)]}, {})
     kinds["perplexity__native"] = ({"chunks": drawn.NATIVE}, drawn.FACTS)
     kinds["perplexity__int8_sym"] = drawn.quality()
-    kinds["latency"] = latency(SIX, GAPS, READS, copy_gb_s=900.0, cache_bytes=1)
+    kinds["latency"] = latency(drawn.SIX, GAPS, drawn.READS, copy_gb_s=900.0, cache_bytes=1)
     return measured(made, **kinds)
 
 
@@ -257,12 +238,12 @@ def test_axes_have_round_ticks_and_any_name_and_number_of_series_can_be_drawn():
 
 
 def test_a_percentile_of_0_is_only_in_the_table_and_chunks_are_sorted_worst_first(maker):
-    own = [text_of(3.0, [0.0] * 3, d) for d in range(3)]
-    zero = figure(build(perplexed(maker, own=own, tokens=[[0.0] * 3] * 3).judged), "quality")
-    usual = figure(build(perplexed(maker).judged), "quality")
+    own = [drawn.text_of(3.0, [0.0] * 3, d) for d in range(3)]
+    zero = figure(build(drawn.perplexed(maker, own=own, tokens=[[0.0] * 3] * 3).judged), "quality")
+    usual = figure(build(drawn.perplexed(maker).judged), "quality")
     assert ["percentile of 0" in found.caption for found in (zero, usual)] == [True, False]
     assert texts(zero.grids[0].rows[0])[1].startswith("0 nat")
-    chunks = build(perplexed(maker).judged).chunks[0]
+    chunks = build(drawn.perplexed(maker).judged).chunks[0]
     assert [(c.index, c.document, c.tokens) for c in chunks.lines] == [(1, "1", 3), (0, "0", 3), (2, "2", 3)]
     assert [round(c.kld, 12) for c in chunks.lines] == [0.3, 0.2, round(0.4 / 3, 12)]
     assert [round(c.delta, 12) for c in chunks.lines] == [round(1 / 3, 12), 0, round(2 / 3, 12)]
@@ -273,7 +254,7 @@ def test_a_percentile_of_0_is_only_in_the_table_and_chunks_are_sorted_worst_firs
     assert (first.most, second.most) == (0.4, 0.9)
     assert second.kld.value == pytest.approx(0.4)
     assert first.delta == clustered_ratio([0.0, 0.5, 1.0], [2, 2, 2], range(3))
-    sampled = build(perplexed(maker, kept=[0.1, 0.9]).judged).chunks[0]
+    sampled = build(drawn.perplexed(maker, kept=[0.1, 0.9]).judged).chunks[0]
     assert [p.kld for p in sampled.positions] == [None, None]
     assert drilldown.position_grid(sampled).columns == ("Position", "NLL delta")
 
@@ -285,9 +266,10 @@ def test_old_records_list_their_chunks_and_those_of_other_data_are_not_compared(
     view = build(measured(small(maker), **kinds).judged)
     assert [c.index for c in view.chunks[0].lines] == [2, 1, 0]
     assert view.chunks[0].positions == view.kld == ()
-    chunks = [c | {"document": 7} for c in NATIVE]
-    for native in (({"chunks": NATIVE}, FACTS | {"data_sha": "z"}), ({"chunks": chunks}, FACTS)):
-        made = measured(small(maker), perplexity__native=native, perplexity__int8_sym=quality())
+    chunks = [c | {"document": 7} for c in drawn.NATIVE]
+    data = drawn.FACTS | {"data_sha": "z"}
+    for native in (({"chunks": drawn.NATIVE}, data), ({"chunks": chunks}, drawn.FACTS)):
+        made = measured(small(maker), perplexity__native=native, perplexity__int8_sym=drawn.quality())
         assert build(made.judged).chunks == ()
 
 
@@ -312,14 +294,14 @@ def test_the_curve_is_the_share_so_far(maker):
 
 
 def test_divergences_are_judged_and_their_texts_shown(maker):
-    margins = [1.0] * STEPS
+    margins = [1.0] * drawn.STEPS
     margins[3] = 0.005
     real, _ = lines_of(maker, differ=(3, 100))
     tie, _ = lines_of(maker, differ=(3, 100), margins=margins)
     alone, _ = lines_of(maker, differ=(3,), margins=margins)
     none, _ = lines_of(maker)
     made = agreement(differ=(3,))
-    made["agreement__native"][0]["aa_margins"] = [5.0] * STEPS
+    made["agreement__native"][0]["aa_margins"] = [5.0] * drawn.STEPS
     unknown = build(measured(small(maker), **made).judged).agreement[0]
     lines = (real, tie, alone, unknown, none)
     assert [line.real for line in lines] == [True, False, False, None, None]
@@ -350,11 +332,12 @@ def asked(maker, natives, owns, noise=0.01):
 
 def test_changed_picks_come_first_and_only_the_worst_that_both_scored_are_listed(maker):
     answers = (0, 2, 1, 0, 0)
-    before = [FIRST, FIRST, FIRST, FIRST, CLOSE]
-    after = [[-1.5, -2.0, -3.0], SECOND, SECOND, SECOND, [-1.01, -1.0, -3.0]]
-    same = [question(i, 0, FIRST) for i in range(5, 9)]
+    before = [*[drawn.FIRST] * 4, drawn.CLOSE]
+    after = [[-1.5, -2.0, -3.0], *[drawn.SECOND] * 3, [-1.01, -1.0, -3.0]]
+    same = [drawn.question(i, 0, drawn.FIRST) for i in range(5, 9)]
     natives, owns = (
-        [question(i, gold, scores[i]) for i, gold in enumerate(answers)] + same for scores in (before, after)
+        [drawn.question(i, gold, scores[i]) for i, gold in enumerate(answers)] + same
+        for scores in (before, after)
     )
     (found,) = asked(maker, natives, owns)
     assert [q.id for q in found.lines] == ["q3", "q4", "q2", "q1", "q0", "q5", "q6", "q7", "q8"]
@@ -366,14 +349,15 @@ def test_changed_picks_come_first_and_only_the_worst_that_both_scored_are_listed
     assert (line.gold, line.native, line.own) == ("A", "A", "B")
     assert (line.native_margin, line.margin, line.moved) == (1.0, 1.0, 1.0)
     assert drilldown.question_grid(found).rows[1][5] == "right to wrong (near-tie)"
-    many = [question(i, 0, FIRST) for i in range(60)]
-    (found,) = asked(maker, many, [question(i, 0, [-1.0 - i / 100, -2.0, -3.0]) for i in range(60)])
+    many = [drawn.question(i, 0, drawn.FIRST) for i in range(60)]
+    (found,) = asked(maker, many, [drawn.question(i, 0, [-1.0 - i / 100, -2.0, -3.0]) for i in range(60)])
     assert [q.id for q in found.lines] == [f"q{i}" for i in range(59, 34, -1)]
     assert (found.flips, found.total) == (0, 60)
-    (found,) = asked(maker, many[:2], [many[0], question(1, 0, [], skipped="no token")])
+    (found,) = asked(maker, many[:2], [many[0], drawn.question(1, 0, [], skipped="no token")])
     assert (found.total, [q.id for q in found.lines]) == (1, ["q0"])
     # A choice without a number is first and has no pick.
-    (found,) = asked(maker, many[:2], [question(0, 0, SECOND), question(1, 0, [math.nan, -1.0, -1.0])])
+    nan = [drawn.question(0, 0, drawn.SECOND), drawn.question(1, 0, [math.nan, -1.0, -1.0])]
+    (found,) = asked(maker, many[:2], nan)
     changes = [("q1", "none", "no number"), ("q0", "B", "right to wrong")]
     assert [(q.id, q.own, q.change) for q in found.lines] == changes
     assert found.noise is None

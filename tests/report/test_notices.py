@@ -98,14 +98,8 @@ def test_a_shard_is_no_pass_and_merged_shards_that_differ_and_times_of_several_h
 # The device while latency was measured: notices first, columns, a line a record.
 
 
-FACTS = {
-    "sm_max_mhz": 1980,
-    "memory_max_mhz": None,
-    "power_limit_w": 700.0,
-    "found_by": "uuid",
-    "other_processes": {"count": 0, "bytes": 0},
-    "unread": {"memory_mhz": "Not Supported"},
-}
+FACTS = {"sm_max_mhz": 1980, "memory_max_mhz": None, "power_limit_w": 700.0, "found_by": "uuid"}
+FACTS |= {"other_processes": {"count": 0, "bytes": 0}, "unread": {"memory_mhz": "Not Supported"}}
 
 
 def end(sm, degrees, watts, *reasons, **more):

@@ -1,7 +1,6 @@
-"""All sentences of the report, and whole outputs of a few runs, in two reviewed files; other tests assert
-reasons, statuses and numbers.
+"""All sentences of the report, and whole outputs of a few runs, in two reviewed files.
 
-After a deliberate change: `python -m tests.report.test_sentences`; read the difference.
+Other tests assert reasons and numbers. After a change `python -m tests.report.test_sentences`; read it.
 """
 
 import io
@@ -36,11 +35,8 @@ def runs():
     yield "inconclusive, samples known", quality(made, status="inconclusive", mde=0.4, n_needed=500_000)
     yield "inconclusive, samples unknown", quality(made, status="inconclusive", mde=0.4)
     yield "inconclusive, nothing detectable", quality(made, status="inconclusive", mde=math.inf)
-    missing = {
-        "status": "not_evaluated",
-        "value": None,
-        "sentence": "ppl_delta_pct was not measured: no data.",
-    }
+    missing = {"status": "not_evaluated", "value": None}
+    missing["sentence"] = "ppl_delta_pct was not measured: no data."
     yield "not evaluated", quality(made, **missing)
     yield "no gate", made.with_outcomes(change=lambda o: None if o.metric else o)
     yield "no evidence", made.with_records(lambda r: replace(r, evidence=None))
@@ -100,22 +96,16 @@ def text():
 
 
 def outputs():
-    """A failing run on the console and as Markdown; tables of numbers, captions and legends of all figures."""
+    """A failing run on the console and as Markdown; all tables of numbers, and what figures say."""
     failing, console = fail(make()).judged, io.StringIO()
     show(build(failing), console, [Path("runs/int8/report.html")])
     parts = [console.getvalue(), report(build(failing), failing)]
-    chosen = {
-        "requested": "auto",
-        "resolved": "torch",
-        "reason": "no_gpu",
-        "rejected": [["triton", "no_gpu"]],
-    }
-    made = make(("native", "int8_sym"), (1,), (128,), {"backend": "auto"})
-    made = made.with_records(
-        lambda r: replace(r, decision={**r.decision, "backend": chosen}, partial="5 of 9")
-    )
+    chosen = {"requested": "auto", "resolved": "torch", "reason": "no_gpu"}
+    chosen["rejected"] = [["triton", "no_gpu"]]
+    made, part = make(("native", "int8_sym"), (1,), (128,), {"backend": "auto"}), {"partial": "5 of 9"}
+    made = made.with_records(lambda r: replace(r, decision={**r.decision, "backend": chosen}, **part))
     shown = io.StringIO()
-    show_tables(build(made.with_rows(lambda r: replace(r, partial="5 of 9")).judged), shown)
+    show_tables(build(made.with_rows(lambda r: replace(r, **part)).judged), shown)
     parts.append(shown.getvalue())
     view = build(full(make).judged)
     for figure in figures(view):
@@ -128,9 +118,8 @@ def outputs():
 
 
 def grid_text(grid):
-    rows = [
-        " | ".join(c if isinstance(c, str) else f"{c.brief} {c.n}".strip() for c in row) for row in grid.rows
-    ]
+    rows = [[c if isinstance(c, str) else f"{c.brief} {c.n}".strip() for c in row] for row in grid.rows]
+    rows = map(" | ".join, rows)
     return "\n".join([grid.summary, grid.note, " | ".join(grid.columns), *rows])
 
 

@@ -133,7 +133,7 @@ def tables(text):
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_an_escaped_text_is_shown_as_it_is(text):
+def test_hostile_names_are_shown_as_they_are_and_make_no_markup(text, maker, harmless):
     """Alone, and in a table's cell."""
     want = one_line(text)
     assert shown(escaped(text)) == want
@@ -141,6 +141,13 @@ def test_an_escaped_text_is_shown_as_it_is(text):
     assert kinds <= {"paragraph_open", "paragraph_close", "inline", "text", "text_special"}
     (rows,) = tables(f"# h\n\n{table(('a', 'b'), [[escaped(text), 'end']])}").values()
     assert [cell.strip() for cell in rows[1]] == [want.strip(), "end"]
+    made = text_of(all_statuses(maker, text))
+    found = {token.type for token in tokens_of(made)}
+    assert found <= harmless | {"text_special"}
+    assert "html_inline" not in found
+    assert not any(ord(c) < 32 and c != "\n" for c in made)
+    for rows in tables(made).values():
+        assert len({len(row) for row in rows}) == 1
 
 
 def test_names_with_underscores_stay_readable_and_more_checks_than_fit_are_counted(failing, passing):
@@ -158,14 +165,3 @@ def test_names_with_underscores_stay_readable_and_more_checks_than_fit_are_count
 @pytest.fixture(scope="module")
 def harmless(maker):
     return {token.type for token in tokens_of(text_of(all_statuses(maker, "harmless")))}
-
-
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_names_make_no_markup(maker, harmless, text):
-    made = text_of(all_statuses(maker, text))
-    found = {token.type for token in tokens_of(made)}
-    assert found <= harmless | {"text_special"}
-    assert "html_inline" not in found
-    assert not any(ord(c) < 32 and c != "\n" for c in made)
-    for rows in tables(made).values():
-        assert len({len(row) for row in rows}) == 1

@@ -210,7 +210,7 @@ def heats(made):
     return {heat.metric: heat for heat in build(made.judged).heats}
 
 
-def test_a_metric_over_batch_and_context_has_a_row_for_each_and_one_along_one_axis_has_none(maker):
+def test_a_metric_over_batch_and_context_has_a_heat_table_whose_values_link_to_their_lines(maker, passing):
     heat = heats(maker(contexts=(128, 512, 2048)))["itl_ms"]
     assert (heat.across, heat.columns) == ("context", ("128", "512", "2048"))
     assert (heat.unit, heat.better) == ("ms", "lower")
@@ -224,9 +224,6 @@ def test_a_metric_over_batch_and_context_has_a_row_for_each_and_one_along_one_ax
     assert "kv_ratio_16bit" not in found  # one ratio a format, the same in every cell
     assert "ppl" not in found  # not repeated over batch and context
     assert heats(maker(batches=(1,), formats=("native",))) == {}
-
-
-def test_every_value_links_to_its_line(passing):
     view = build(passing.judged)
     lines = {f"{t.key}-{i}": (t, line) for t in view.tables for i, line in enumerate(t.lines)}
     cells = [(heat, cell) for heat in view.heats for row in heat.rows for cell in row.cells]

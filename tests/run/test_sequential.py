@@ -153,7 +153,7 @@ def test_an_open_check_lets_its_own_runner_grow(required):
     assert grown(outcome(INCONCLUSIVE, "itl_ratio", cells=("other",))) == set()
 
 
-def test_an_open_guard_lets_its_variant_grow_and_errors_and_unproven_precision_nothing():
+def test_open_checks_and_guards_grow_and_errors_and_unproven_precision_nothing():
     assert grown(outcome(INCONCLUSIVE, "", "cloze")) == {"mcq"}
     assert grown(outcome(INCONCLUSIVE, "itl_slope_to_bytes")) == {"latency"}
     assert grown(outcome(NOT_EVALUATED, "", "")) == set()
