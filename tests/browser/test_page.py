@@ -43,7 +43,7 @@ def test_without_scripts_everything_is_there_and_no_control_pretends_to_work(sho
     assert with_scripts.locator("button.sort").count() > 10
 
 
-def test_the_first_tab_reaches_the_skip_link_and_enter_follows_it(show):
+def test_the_keyboard_reaches_the_skip_link_and_sorts_by_number_both_ways_and_back(show):
     page = show("passing")
     page.keyboard.press("Tab")
     link = page.locator(":focus")
@@ -52,9 +52,6 @@ def test_the_first_tab_reaches_the_skip_link_and_enter_follows_it(show):
     assert link.evaluate("(e) => getComputedStyle(e).outlineStyle") == "solid"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
-
-
-def test_enter_on_a_heading_sorts_by_number_both_ways_and_back(show):
     page = show("passing")
     table = "#latency > .scroll > table"
     heads = page.locator(f"{table} thead th")

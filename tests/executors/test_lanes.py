@@ -38,7 +38,7 @@ def lines(tmp_path):
     return load(tmp_path / "m.yaml")
 
 
-def test_jobs_hold_every_task_once_baselines_first_and_only_what_is_due(lines, tmp_path):
+def test_jobs_hold_every_task_once_and_times_are_taken_alone(lines, tmp_path, monkeypatch):
     first, second = waves(lines, lines.tasks, None, IDENTITY)
     assert [len(unit.jobs) for unit in (*first, *second)] == [3] * 4  # a line's cells stay together
     keys = [[t.key for unit in wave for job in unit.jobs for t in job.tasks] for wave in (first, second)]
@@ -61,6 +61,19 @@ def test_jobs_hold_every_task_once_baselines_first_and_only_what_is_due(lines, t
     (job,) = unit.jobs
     assert (job.tasks, job.data_dir) == (tuple(due), "/data")
     assert waves(lines, [], None, IDENTITY) == []
+    calls = []
+
+    def note(units, lanes, tell):
+        if units:
+            calls.append((len(lanes), {t.runner for u in units for job in u.jobs for t in job.tasks}))
+
+    monkeypatch.setattr(local, "_do", note)
+    plan = Plan(lines.tasks, ())
+    local.Local(None, 4)(lines, plan, RunDir(tmp_path), None)
+    assert calls == [(4, {"storage", "perplexity"}), (1, {"latency"})] * 2
+    calls.clear()
+    local.Local(None)(lines, plan, RunDir(tmp_path), None)
+    assert calls == [(1, {"storage", "perplexity", "latency"})] * 2
 
 
 def identities_of(path):
@@ -201,19 +214,3 @@ def test_a_gpu_of_another_run_is_left_to_it_and_a_fault_ends_the_children(do, ca
 
     with pytest.raises(OSError, match="no space left"):
         do(jobs(50, "cpu"), [local.CPU], Full(tmp_path))
-
-
-def test_times_are_taken_alone_however_many_jobs_run(lines, tmp_path, monkeypatch):
-    calls = []
-
-    def note(units, lanes, tell):
-        if units:
-            calls.append((len(lanes), {t.runner for u in units for job in u.jobs for t in job.tasks}))
-
-    monkeypatch.setattr(local, "_do", note)
-    plan = Plan(lines.tasks, ())
-    local.Local(None, 4)(lines, plan, RunDir(tmp_path), None)
-    assert calls == [(4, {"storage", "perplexity"}), (1, {"latency"})] * 2
-    calls.clear()
-    local.Local(None)(lines, plan, RunDir(tmp_path), None)
-    assert calls == [(1, {"storage", "perplexity", "latency"})] * 2

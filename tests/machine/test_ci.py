@@ -144,26 +144,19 @@ def test_no_earlier_junit_stands_for_an_error_or_an_interrupted_run(stored, tmp_
     assert not (tmp_path / "report.junit.xml").exists()
 
 
-@pytest.mark.parametrize(
-    ("environ", "words", "kind"),
-    [
-        ({"TERM": "xterm"}, {}, Bar),
-        ({"TERM": "xterm"}, {"plain": True}, Lines),
-        ({"TERM": "xterm"}, {"quiet": True}, Silent),
-        ({"TERM": "dumb"}, {}, Lines),
-        ({"TERM": "xterm", "CI": "true"}, {}, Lines),
-        ({"TERM": "xterm", "CI": "true"}, {"quiet": True}, Silent),
-    ],
-)
-def test_a_bar_only_where_it_can_move(monkeypatch, environ, words, kind):
-    for name in ("TERM", "CI"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environ.items():
+@pytest.mark.parametrize("ci", [{}, {"CI": "true"}])
+def test_a_bar_only_where_it_can_move(monkeypatch, ci):
+    monkeypatch.delenv("CI", raising=False)
+    for name, value in ci.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert type(watcher(**words)) is kind
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
-    assert not isinstance(watcher(**words), Bar)
+    for terminal in (True, False):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        assert type(watcher()) is (Bar if terminal and not ci else Lines)
+        assert type(watcher(plain=True)) is Lines
+        assert type(watcher(quiet=True)) is Silent
+        monkeypatch.setenv("TERM", "dumb")
+        assert type(watcher()) is Lines
 
 
 @pytest.mark.parametrize("kind", [Silent, Lines])

@@ -158,7 +158,7 @@ def test_what_is_not_supported_is_none_with_the_reason(fact, function, error):
     assert others.items() <= read.items()
 
 
-def test_a_driver_that_goes_away_costs_facts_and_no_measurement():
+def test_a_driver_that_goes_away_costs_facts_and_the_library_is_left_as_it_was(monkeypatch):
     nvml = MadeNvml()
     found = state(nvml)
     first = found.read()
@@ -167,6 +167,14 @@ def test_a_driver_that_goes_away_costs_facts_and_no_measurement():
     assert (first["sm_mhz"], last["sm_mhz"], last["reasons"]) == (1980, None, None)
     assert found.others() is None
     assert found.unread["sm_mhz"] == found.unread["other_processes"] == "GPU is lost"
+    nvml = MadeNvml()
+    found = state(nvml)
+    assert nvml.inits == 1
+    for _ in range(2):
+        found.close()
+        assert nvml.inits == 0
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "pynvml" in DeviceState(CUDA, None, IDS).unread["gpu"]
 
 
 @pytest.mark.parametrize("error", [NVMLError("Driver Not Loaded"), NVMLError()], ids=["said", "silent"])
@@ -180,17 +188,6 @@ def test_no_driver(error):
     assert (found.others(), found.found_by) == (None, "")
     found.close()
     assert set(found.unread) == {"gpu", "cpu_quota", "cpu_steal"}
-
-
-def test_the_library_is_left_as_it_was_found_and_may_be_missing(monkeypatch):
-    nvml = MadeNvml()
-    found = state(nvml)
-    assert nvml.inits == 1
-    for _ in range(2):
-        found.close()
-        assert nvml.inits == 0
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "pynvml" in DeviceState(CUDA, None, IDS).unread["gpu"]
 
 
 def test_the_gpu_is_found_by_uuid_then_by_bus_and_never_by_index():

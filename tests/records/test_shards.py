@@ -56,7 +56,7 @@ def test_together_they_are_the_whole_and_cells_belong_to_one(matrix, runners, li
     assert max(map(len, every)) - min(map(len, every)) <= 2 * line
 
 
-def test_a_share_has_the_baselines_that_its_tasks_are_compared_with(three):
+def test_shares_have_the_baselines_of_their_tasks_and_whole_lines(three, matrix):
     native, int8, fp8 = three.tasks
     found = [shards.share_of(three.cells, three.tasks, Shard(i, 2)) for i in (1, 2)]
     assert [share.tasks for share in found] == [{native.key, int8.key}, {native.key, fp8.key}]
@@ -64,9 +64,6 @@ def test_a_share_has_the_baselines_that_its_tasks_are_compared_with(three):
     assert lines[0] == "  shard 2 of 2: 1 of 3 cells, 2 of 3 tasks"
     assert [line.endswith("(a baseline of its tasks)") for line in lines[2:]] == [True, False]
     assert all(task.key in "".join(lines) for task in (native, fp8))
-
-
-def test_cells_of_a_line_stay_together(matrix):
     m = matrix()
     for i in (1, 2):
         own = shards.cells_of(m.cells, m.tasks, Shard(i, 2))
@@ -106,7 +103,7 @@ def verdict_of(tmp_path, run, limit="0.9"):
     return gates.evaluate(gates.load(tmp_path / "gate.yaml"), run, derive(run))
 
 
-def test_a_share_is_no_pass_and_no_failure_for_what_others_measure(tmp_path):
+def test_a_share_is_no_pass_for_what_others_measure_and_a_failure_is_its_own(tmp_path):
     run = made()
     storage = [r for r in run.records if r.runner == "storage"]
     verdict = verdict_of(tmp_path, share_of(run, {r.key for r in storage}, storage))
@@ -119,9 +116,6 @@ def test_a_share_is_no_pass_and_no_failure_for_what_others_measure(tmp_path):
     assert all("not run in shard 1 of 2" in o.sentence for o in others)
     whole = verdict_of(tmp_path, replace(run.run, records=tuple(storage)))
     assert (whole.exit_code, whole.word) == (3, "not_evaluated")  # as a whole run they lack something
-
-
-def test_a_failure_and_an_error_of_a_share_are_its_own_and_what_others_have_is_none(tmp_path):
     run = made()
     storage = [r for r in run.records if r.runner == "storage"]
     keys = {r.key for r in storage}

@@ -21,7 +21,7 @@ def folder(tmp_path):
     return made.measure("perplexity", text, text, "pydoc stream512").on_disk(tmp_path / "run").path
 
 
-def test_the_frame_has_a_line_per_row_with_the_cells_keys(folder):
+def test_the_frame_has_a_line_per_row_with_the_cells_keys_and_types(folder):
     loaded = kvbench.load(folder)
     frame = loaded.frame
     assert len(frame) == len(loaded.rows) > 0
@@ -33,9 +33,6 @@ def test_the_frame_has_a_line_per_row_with_the_cells_keys(folder):
     assert found.unit.tolist() == [row.unit.name]
     table = frame.pivot_table(index="kv_format", columns="metric", values="value")
     assert table.loc["int8_sym", "kv_bytes_total"] == 2 * (512 + 64)
-
-
-def test_types_and_missing_values_of_the_frame_without_torch(folder):
     loaded = kvbench.load(folder)
     values = {"kv_bytes_total": None, "kv_ratio": math.nan, "kv_bytes_scales": 0.0}
     rows = [replace(row, value=values.get(row.metric, row.value)) for row in loaded.rows]

@@ -82,7 +82,7 @@ def partial(made):
     return made.with_rows(lambda r: replace(r, partial="5 of 9") if r.metric.startswith("ppl") else r)
 
 
-def test_what_blocks_a_release_though_every_check_passed(passing, maker):
+def test_what_blocks_a_release_and_safety_claims_no_more_than_was_judged(passing, maker):
     every = frozenset(task.key for task in passing.manifest.tasks)
     unchecked = passing.with_outcomes(change=lambda o: o if o.metric in ("", "kv_ratio_16bit") else None)
     optional = replace(passing.verdict.outcomes[-1], status="not_evaluated", required=False)
@@ -103,9 +103,6 @@ def test_what_blocks_a_release_though_every_check_passed(passing, maker):
         found = release(made)
         assert (found.word, found.tone, build(made.judged).banner) == ("No release yet", "partial", "partial")
         assert blocker in found.blockers
-
-
-def test_safety_claims_no_more_than_was_judged(passing, maker):
     unjudged = passing.with_outcomes(change=lambda o: None if o.metric else o)
     claims = {
         "passed_on_part": partial(passing),

@@ -89,7 +89,7 @@ def test_json_is_strict_and_what_is_bitwise_equal_is_counted_and_not_listed(befo
     assert "kld_mean" not in result.output
 
 
-def test_options(before, after):
+def test_options_and_no_file_of_unlike_runs_or_a_fault(before, after, tmp_path, monkeypatch):
     for words, code, text in (
         (["--only", "itl"], 2, "Did you mean itl_ms?"),
         (["--margin-pct", "-1"], 2, "from 0 to 100"),
@@ -104,9 +104,6 @@ def test_options(before, after):
         assert text in result.output
     for words in (["compare", before], ["compare", before, "none"], ["history", before], ["history", "none"]):
         assert kvbench(*words).exit_code == 2
-
-
-def test_neither_unlike_runs_nor_a_fault_leave_a_file(before, after, tmp_path, monkeypatch):
     page, notes = tmp_path / "c.html", tmp_path / "c.md"
     notes.write_text("old")
     other = stored(latency(repeats=40), "B")

@@ -154,7 +154,7 @@ def test_commands_are_one_line_each_and_nothing_is_said_outside_github(maker, tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_summary_is_cut_by_whole_sections_and_says_which_are_left_out(failing):
+def test_a_summary_is_cut_by_whole_sections_and_never_exceeds_the_limit(failing, tmp_path, maker):
     view, run = build(failing.judged), failing.judged
     found = sections(view, run)
     titles, whole = list(found), summary(view, run, SUMMARY_BYTES)
@@ -172,9 +172,6 @@ def test_a_summary_is_cut_by_whole_sections_and_says_which_are_left_out(failing)
         assert text.endswith(left) if len(kept) < len(titles) else "left out" not in text
         assert all(found[title] in text for title in kept)
     assert {0, len(titles)} < seen
-
-
-def test_the_summary_is_appended_and_never_exceeds_the_limit(failing, tmp_path, maker):
     path = tmp_path / "summary"
     path.write_text("before\n")
     for _ in range(2):
@@ -182,7 +179,6 @@ def test_the_summary_is_appended_and_never_exceeds_the_limit(failing, tmp_path, 
         assert announce(failing.judged, None, {"GITHUB_STEP_SUMMARY": str(path)}) == []
         assert path.stat().st_size > before
     assert path.read_text().startswith("before\n\n# kvbench int8: FAIL\n")
-    view, run = build(failing.judged), failing.judged
     whole = len(summary(view, run, SUMMARY_BYTES).encode())
     least = min(len(text.encode()) for room in range(200, 2000, 50) if (text := summary(view, run, room)))
     edges = [SUMMARY_BYTES - size - i for size in (whole, least) for i in range(5)]

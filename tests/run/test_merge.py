@@ -43,7 +43,7 @@ def with_record(own, key, **fields):
 ONE, TWO = part(1, KEYS[:2] + KEYS[2:3]), part(2, [KEYS[0], KEYS[3]])
 
 
-def test_each_task_once_from_the_lowest_shard_whatever_the_order_given():
+def test_each_task_once_from_the_lowest_shard_and_nothing_else_is_overwritten(tmp_path):
     for parts in ([ONE, TWO], [TWO, ONE]):
         merged = merged_of(parts)
         assert [r.key for r in merged.run.records] == KEYS
@@ -52,6 +52,17 @@ def test_each_task_once_from_the_lowest_shard_whatever_the_order_given():
         of = [(one["shard"], one["host"]) for one in vars(merged.run.manifest.merged)["of"]]
         assert of == [({"number": n, "of": 2}, f"h{n}") for n in (1, 2)]
     assert merged_of([ONE, part(2, KEYS[:1])]).missing == ("latency on kv_format=int8_sym",)
+    runs = [stored(tmp_path / "1", ONE), stored(tmp_path / "2", TWO)]
+    out = tmp_path / "out"
+    merge_runs(runs, out)
+    assert [r.key for r in RunDir(out).load().records] == KEYS
+    merge_runs([runs[0], stored(tmp_path / "3", part(2, KEYS[:1]))], out)  # again, of fewer
+    assert [r.key for r in RunDir(out).load().records] == KEYS[:3]
+    for taken in (runs[0], tmp_path):
+        with pytest.raises(UsageError, match="not a merged run"):
+            merge_runs(runs, taken)
+    with pytest.raises(UsageError, match="is not a run directory"):
+        merge_runs([tmp_path / "nothing", runs[0]], tmp_path / "o")
 
 
 def chunk(nll):
@@ -97,20 +108,6 @@ def test_what_does_not_fit_is_refused_by_name():
 
 def stored(path, own):
     return written(own.run, path).path
-
-
-def test_the_folder_holds_the_merged_run_and_nothing_else_is_overwritten(tmp_path):
-    runs = [stored(tmp_path / "1", ONE), stored(tmp_path / "2", TWO)]
-    out = tmp_path / "out"
-    merge_runs(runs, out)
-    assert [r.key for r in RunDir(out).load().records] == KEYS
-    merge_runs([runs[0], stored(tmp_path / "3", part(2, KEYS[:1]))], out)  # again, of fewer
-    assert [r.key for r in RunDir(out).load().records] == KEYS[:3]
-    for taken in (runs[0], tmp_path):
-        with pytest.raises(UsageError, match="not a merged run"):
-            merge_runs(runs, taken)
-    with pytest.raises(UsageError, match="is not a run directory"):
-        merge_runs([tmp_path / "nothing", runs[0]], tmp_path / "o")
 
 
 def sized(number, payload, **facts):

@@ -220,7 +220,7 @@ def test_at_a_look_an_open_limit_waits_and_the_sentence_says_so():
         assert found.status == due, found.sentence
 
 
-def test_cells_that_are_planned_and_not_measured_count_in_the_family():
+def test_what_is_planned_and_not_measured_counts_in_the_family_and_is_no_pass():
     """One of 40 cells breaks its limit, as by chance. With 3 measured Holm lets it fail; 40 are planned."""
     run = many([0.0045, *[0.0] * 39])
     limits = Check("ppl_delta_pct", {}, -0.25, 0.25, "")
@@ -232,9 +232,6 @@ def test_cells_that_are_planned_and_not_measured_count_in_the_family():
     assert part[0].status == whole[0].status == INCONCLUSIVE
     assert "with 40 checks of this claim" in part[0].sentence
     assert [o.status for o in part[3:]] == [NOT_EVALUATED] * 37
-
-
-def test_what_is_left_out_is_no_pass_and_says_why():
     run = many([0.0])
     layer = (layers(2, 100, 0), storage_facts(16, 200))
     run.measure("storage", layer, layer)
