@@ -51,7 +51,7 @@ NOT_RUN = {"kernels", "gpu", "selftest", "browser", "peers"}
 MARKS = "not gpu and not browser and not peer and not ray and not model"
 OPTIONS = ("-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", MARKS,
            "-W", "ignore::pytest.PytestAssertRewriteWarning")  # fmt: skip
-NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".hypothesis", ".*_cache", "runs")
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".hypothesis", ".*_cache")
 PRELOADED = ("torch", "transformers", "scipy.stats", "pandas", "pyarrow.parquet", "typer.testing", "yaml")
 MEMORY = 8 * 2**30
 OURS = 70  # exit code of a fault in here
@@ -250,10 +250,14 @@ def write(path: str, content: Any) -> None:
     part.replace(path)
 
 
+def not_copied(folder: str, names: list[str]) -> set[str]:
+    return NOT_COPIED(folder, names) | ({"runs"} if Path(folder) == ROOT else set())
+
+
 def fresh(state: str) -> Path:
     tree = Path(state).resolve() / "tree"
     shutil.rmtree(tree, ignore_errors=True)
-    shutil.copytree(ROOT, tree, ignore=NOT_COPIED)
+    shutil.copytree(ROOT, tree, ignore=not_copied)
     return tree
 
 
