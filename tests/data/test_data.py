@@ -40,19 +40,13 @@ def test_wikitext_is_cut_as_its_recipe_says():
     assert text.rows[:4] == ("", " = Du Fu = \n", "", " A poet . \n")
     assert "".join(text.raw) == WIKI
     assert text.text == "\n\n".join(text.rows)
-
-
-def test_wikitext_documents_are_articles_not_sections_or_formulas():
-    text = wikitext_from_raw(WIKI, "test", "sha", "source")
-    assert text.documents == (0, 11)
+    assert text.documents == (0, 11)  # articles, not sections or formulas
     starts = offsets(text.stream, text.documents)
     assert starts[0] == 0
     assert text.text[starts[1] :].startswith(" = Kiss = You = \n")
     raw_starts = offsets(text.raw, text.documents)
     assert WIKI[raw_starts[1] :].startswith(" = Kiss = You = \n")
-
-
-def test_wikitext_without_a_last_newline_keeps_its_characters():
+    # without a last newline
     text = wikitext_from_raw(" = A = \n \n words", "test", "sha", "source")
     assert "".join(text.raw) == " = A = \n \n words"
     assert text.rows == (" = A = \n", "", " words")
@@ -97,16 +91,8 @@ def test_the_hub_is_asked_only_when_allowed(monkeypatch):
 def test_hub_rows_become_rows_of_the_local_layout():
     mmlu = {"subject": "anatomy", "question": "q", "choices": ["w", "x", "y", "z"], "answer": 2}
     assert as_local("mmlu", "all", mmlu)["answer"] == "C"
-    ceval = {
-        "id": 0,
-        "question": "q",
-        "A": "1",
-        "B": "2",
-        "C": "3",
-        "D": "4",
-        "answer": "D",
-        "explanation": "",
-    }
+    ceval = {"id": 0, "question": "q", "A": "1", "B": "2", "C": "3", "D": "4", "answer": "D"}
+    ceval["explanation"] = ""
     assert as_local("ceval", "law", ceval) == {
         "subject": "law", "question": "q", "choices": ["1", "2", "3", "4"], "answer": "D",
     }  # fmt: skip
@@ -169,10 +155,8 @@ def test_arc_labels_may_be_digits_and_answers_may_be_missing(tmp_path):
     write_rows(tmp_path / "arc" / "easy_test.jsonl.gz", [row, {**row, "id": "n", "answer": "E"}])
     write_rows(tmp_path / "arc" / "easy_validation.jsonl.gz", [row])
     found = data.questions("arc_easy", tmp_path)
-    assert [(q.id, q.answer, q.subject) for q in found.questions] == [
-        ("m", 2, "arc_easy"),
-        ("n", None, "arc_easy"),
-    ]
+    questions = [(q.id, q.answer, q.subject) for q in found.questions]
+    assert questions == [("m", 2, "arc_easy"), ("n", None, "arc_easy")]
 
 
 def test_broken_rows_are_errors_that_name_the_place(tmp_path):

@@ -20,15 +20,8 @@ from kvbench.runners.storage import formula
 from tests.runners.test_storage import shape_of
 
 FORMATS = ("native", "fp8_block128")
-DENSE = [
-    "tiny-llama",
-    "tiny-wide",
-    "tiny-qwen2",
-    "tiny-qwen3",
-    "tiny-mistral",
-    "qwen3-8b-shape",
-    "smollm2-135m-instruct",
-]
+TINY_DENSE = ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"]
+DENSE = [*TINY_DENSE, "tiny-wide", "qwen3-8b-shape", "smollm2-135m-instruct"]
 
 
 def before_loading(model, weights, **keys):
@@ -51,7 +44,7 @@ def test_a_config_of_a_known_family_says_all(name, weights):
     assert sizes.ratio == sizes.total / sum(formula(shape_of(dict(config)), "native").values())
 
 
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"])
+@pytest.mark.parametrize("name", TINY_DENSE)
 def test_a_config_that_is_silent_on_ties_has_none(tmp_path, name):
     config = {key: value for key, value in TINY[name].items() if key != "tie_word_embeddings"}
     (tmp_path / "config.json").write_text(json.dumps(config))
