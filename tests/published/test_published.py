@@ -27,10 +27,8 @@ def table(tmp_path, text):
 
 def test_numbers_are_the_interval_of_what_rounds_to_them(tmp_path):
     made = read(table(tmp_path, GOOD))
-    assert (made.head, made.settings) == (
-        {"title": "made"},
-        {"baseline": {}, "candidate": {"splits": "auto"}},
-    )
+    assert made.head == {"title": "made"}
+    assert made.settings == {"baseline": {}, "candidate": {"splits": "auto"}}
     first, seconds, mib, exact = made.lines
     assert [line.line for line in made.lines] == [6, 7, 8, 9]
     assert (first.metric, first.unit, first.counts) == ("itl_ms", "ms", {"batch": 4, "context": 1024})
@@ -42,17 +40,11 @@ def test_numbers_are_the_interval_of_what_rounds_to_them(tmp_path):
     number = mib.numbers["baseline"]
     assert (number.high - number.low, number.middle) == (Fraction(2**20, 10**4), 3_604_480)
     assert (exact.numbers["baseline"].low, exact.numbers["baseline"].high) == (3_604_480, 3_604_480)
-
-
-def test_only_whole_bytes_are_exact(tmp_path):
+    # only whole bytes are exact
     (line,) = read(table(tmp_path, "metric,unit,baseline\nkv_bytes_total,B,2304.5\n")).lines
-    assert (line.numbers["baseline"].low, line.numbers["baseline"].high) == (
-        Fraction("2304.45"),
-        Fraction("2304.55"),
-    )
-
-
-def test_a_byte_order_mark_windows_line_ends_and_empty_lines_are_no_matter(tmp_path):
+    number = line.numbers["baseline"]
+    assert (number.low, number.high) == (Fraction("2304.45"), Fraction("2304.55"))
+    # a byte order mark, line ends of Windows and empty lines are no matter
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode() + b"\r\n,,,,,\r\n")
     assert [line.line for line in read(path).lines] == [6, 7, 8, 9]

@@ -4,9 +4,7 @@ import json
 import math
 
 import pytest
-from typer.testing import CliRunner
 
-from kvbench.cli.main import app
 from kvbench.matrix.cells import CELL_KEYS, Cell
 from kvbench.metrics.collect import METRICS, Row
 from kvbench.published.catalogue import TABLES, files, named
@@ -30,6 +28,7 @@ from kvbench.published.reproduce import (
 )  # fmt: skip
 from kvbench.published.table import read
 from kvbench.report.compare.reproduction import Reproduced, as_json, as_markdown, as_text
+from tests.factories.jobs import kvbench
 
 
 class Made:
@@ -70,20 +69,21 @@ def states(shape):
 
 
 def page(native=65_536, int8=33_280):
-    at = {"context": 16}
-    return (
-        Made()
-        .cell({"kv_format": "native", **at}, kv_bytes_total=native)
-        .cell({"kv_format": "int8_sym", **at}, kv_bytes_total=int8)
-    )
+    made = Made().cell({"kv_format": "native", "context": 16}, kv_bytes_total=native)
+    return made.cell({"kv_format": "int8_sym", "context": 16}, kv_bytes_total=int8)
 
 
-def test_bytes_are_equal_or_differ_by_one():
+def test_bytes_are_equal_or_differ_by_one_and_two_cells_that_fit_are_no_measurement():
     good = shape_of("int8_sym/page-bytes", page())
     assert (states(good), good.exit_code, good.rows[0].ratio) == ([AGREES], 0, 1.0)
     bad = shape_of("int8_sym/page-bytes", page(int8=33_281))
     assert (states(bad), bad.exit_code) == ([DIFFERS], 1)
     assert bad.rows[0].sentence == "baseline equal; candidate is 33,281 B, published 33280 B."
+    made = page()
+    made.cell({"kv_format": "int8_sym", "context": 16, "batch": 2}, kv_bytes_total=66_560)
+    shape = shape_of("int8_sym/page-bytes", made)
+    assert states(shape) == [NOT_RUN]
+    assert "2 cells" in shape.rows[0].sentence
 
 
 def memory():
@@ -145,7 +145,7 @@ def itl(auto=PUBLISHED, one=NO_SPLITS, spread=0.001, weights_ratio=0.6):
     return made
 
 
-def test_the_same_signs_and_order_agree_on_other_hardware():
+def test_the_same_signs_and_order_agree_on_other_hardware_but_for_lines_not_measured():
     """The run's are milder all over: 1 + half of what is published."""
     milder = [{k: 1 + (v - 1) / 2 for k, v in table.items()} for table in (PUBLISHED, NO_SPLITS)]
     shape = shape_of("fp8/itl", itl(*milder))
@@ -155,31 +155,7 @@ def test_the_same_signs_and_order_agree_on_other_hardware():
     assert first.ours["change"].startswith("0.965x")
     changes = next(o for o in shape.orders if o.column == "itl_ms, change of fp8 KV against bfloat16 KV")
     assert (changes.alike, changes.flipped) == (10, ())
-
-
-def test_a_flipped_sign_differs_and_names_both():
-    shape = shape_of("fp8/itl", itl({**PUBLISHED, (1, 1024): 1.03}))
-    assert (states(shape)[0], shape.rows[0].sentence) == (DIFFERS, "published down, ours up.")
-    assert shape.exit_code == 1
-
-
-def test_a_flipped_order_differs_though_every_sign_agrees():
-    shape = shape_of("fp8/itl", itl({**PUBLISHED, (1, 4096): 0.5, (1, 16384): 0.9}))
-    assert set(states(shape)) == {AGREES}
-    changes = next(o for o in shape.orders if o.column == "itl_ms, change of fp8 KV against bfloat16 KV")
-    assert (len(changes.flipped), shape.exit_code) == (1, 1)
-    assert "context 4096" in changes.flipped[0]
-    assert "context 16384" in changes.flipped[0]
-
-
-def test_what_the_intervals_do_not_tell_apart_is_open_and_no_agreement():
-    shape = shape_of("fp8/itl", itl(spread=0.2))
-    assert OPEN in states(shape)
-    assert DIFFERS not in states(shape)
-    assert (shape.exit_code, shape.verdict) == (4, "the data cannot tell")
-
-
-def test_lines_that_were_not_measured_are_listed_with_their_reason():
+    # a line that was not measured has its reason
     made = itl()
     for at, row in enumerate(made.rows):
         if row.cell == made.cells[2].id:
@@ -191,12 +167,20 @@ def test_lines_that_were_not_measured_are_listed_with_their_reason():
     assert "no cell of the run with weights fp8_block128" in shape_of("fp8/itl", Made()).rows[0].sentence
 
 
-def test_two_cells_that_fit_are_no_measurement():
-    made = page()
-    made.cell({"kv_format": "int8_sym", "context": 16, "batch": 2}, kv_bytes_total=66_560)
-    shape = shape_of("int8_sym/page-bytes", made)
-    assert states(shape) == [NOT_RUN]
-    assert "2 cells" in shape.rows[0].sentence
+def test_a_flipped_sign_or_order_differs_and_what_is_not_told_apart_is_open():
+    shape = shape_of("fp8/itl", itl({**PUBLISHED, (1, 1024): 1.03}))
+    assert (states(shape)[0], shape.rows[0].sentence) == (DIFFERS, "published down, ours up.")
+    assert shape.exit_code == 1
+    shape = shape_of("fp8/itl", itl({**PUBLISHED, (1, 4096): 0.5, (1, 16384): 0.9}))
+    assert set(states(shape)) == {AGREES}
+    changes = next(o for o in shape.orders if o.column == "itl_ms, change of fp8 KV against bfloat16 KV")
+    assert (len(changes.flipped), shape.exit_code) == (1, 1)
+    assert all(context in changes.flipped[0] for context in ("context 4096", "context 16384"))
+    # what the intervals do not tell apart is open
+    shape = shape_of("fp8/itl", itl(spread=0.2))
+    assert OPEN in states(shape)
+    assert DIFFERS not in states(shape)
+    assert (shape.exit_code, shape.verdict) == (4, "the data cannot tell")
 
 
 def test_a_rates_change_is_that_of_the_time_upside_down():
@@ -270,20 +254,25 @@ def test_runs_that_were_published_as_equal_must_be_equal(share, code):
     assert shape_of("int8_static/accuracy", made).exit_code == code
 
 
-def test_what_kvbench_has_no_counterpart_of_is_left_out_and_no_success():
+def test_an_unknown_table_and_a_line_without_counterpart():
     shape = shape_of("int8_static/service", Made())
     assert (set(states(shape)), shape.exit_code) == ({LEFT_OUT}, 3)
     unknown = compare(of("int8_static/service"), (), {}, Made().ours)
     assert unknown.rows[0].sentence == "kvbench has no counterpart of this line."
+    done = kvbench("reproduce", "fp8", "speed")
+    assert done.exit_code == 2
+    assert "known are int8_sym page-bytes" in done.stderr
+    assert named("fp8", "itl").matrix == "fp8_itl.yaml"
+    listed = json.loads(kvbench("reproduce", "--list", "--json").stdout)
+    assert list(listed) == [name.replace("/", " ") for name in TABLES]
 
 
 def test_directions_and_orders_of_intervals():
     assert [direction(i) for i in ((0.1, 0.2), (-0.2, -0.1), (0.0, 0.0), (-0.1, 0.1))] == [1, -1, 0, None]
     assert [direction(i, 0.5) for i in ((0.1, 0.2), (0.6, 0.7), (-0.9, -0.6), (0.4, 0.6))] == [0, 1, -1, None]
+    # c and d are not told apart as published
     entries = [("a", (1, 1), (1, 1)), ("b", (2, 2), (3, 3)), ("c", (3, 3), (2, 2)), ("d", (3, 4), (0.5, 3.5))]
-    assert order_of("x", entries) == Order(
-        "x", 2, 2, ("b against c",)
-    )  # c and d are not told apart as published
+    assert order_of("x", entries) == Order("x", 2, 2, ("b against c",))
 
 
 @pytest.mark.parametrize("name", list(TABLES))
@@ -292,14 +281,11 @@ def test_a_claim_says_what_its_two_numbers_say(name):
         both = {"baseline", "candidate"} <= line.numbers.keys()
         points = line.metric == "mcq_accuracy"
         change = stated_change(line, points)
-        if change is None:
-            assert not both
-            continue
+        assert change or not both
         if both:
             b, c = line.numbers["baseline"].middle, line.numbers["candidate"].middle
-            assert (change[0] + change[1]) / 2 == pytest.approx(
-                c - b if points else math.log(c / b), abs=0.03
-            )
+            due = c - b if points else math.log(c / b)
+            assert (change[0] + change[1]) / 2 == pytest.approx(due, abs=0.03)
 
 
 def test_every_table_of_the_sources_has_an_entry_and_every_line_a_rule():
@@ -319,22 +305,11 @@ def test_every_table_of_the_sources_has_an_entry_and_every_line_a_rule():
             assert NOT_RUN not in states(compare(lines, variants, found.stand_ins, ours)), name
 
 
-def test_an_unknown_table_is_answered_with_the_known_ones():
-    done = CliRunner().invoke(app, ["reproduce", "fp8", "speed"])
-    assert done.exit_code == 2
-    assert "known are int8_sym page-bytes" in done.stderr
-    assert named("fp8", "itl").matrix == "fp8_itl.yaml"
-    listed = json.loads(CliRunner().invoke(app, ["reproduce", "--list", "--json"]).stdout)
-    assert list(listed) == [name.replace("/", " ") for name in TABLES]
-
-
 def test_a_run_that_every_gate_fails_agrees_with_nothing(tmp_path):
-    """512 bytes moved from the payload to the scales: the sum is the published one, the parts are
-    impossible.
-    """
+    """512 bytes moved from the payload to the scales: the published sum of impossible parts."""
     out = tmp_path / "run"
     command = ["reproduce", "int8_sym", "page-bytes", "--json"]
-    done = CliRunner().invoke(app, [*command, "--out", str(out)])
+    done = kvbench(*command, "--out", out)
     assert (done.exit_code, json.loads(done.stdout)["faults"]) == (0, [])
     for path in (out / "records").glob("*.json"):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -342,7 +317,7 @@ def test_a_run_that_every_gate_fails_agrees_with_nothing(tmp_path):
             record["samples"]["layers"][0]["payload"] -= 512
             record["samples"]["layers"][0]["scales"] += 512
             path.write_text(json.dumps(record), encoding="utf-8")
-    broken = CliRunner().invoke(app, [*command, "--from", str(out)])
+    broken = kvbench(*command, "--from", out)
     shown = json.loads(broken.stdout)
     assert (broken.exit_code, shown["verdict"]) == (1, "the run is invalid")
     assert shown["rows"][0]["state"] == AGREES
@@ -355,12 +330,12 @@ def test_a_stored_run_is_of_its_own_models_and_takes_no_other_settings(tmp_path)
         "name: m\nmodel: tiny-llama\naxes: {kv_format: [native, int8_sym], context: [16]}\n"
         "engine: {device: cpu}\nrunners: {storage: {}}\n"
     )
-    CliRunner().invoke(app, ["run", str(matrix), "--out", str(tmp_path / "run")])
+    kvbench("run", matrix, "--out", tmp_path / "run")
     command = ["reproduce", "int8_sym", "page-bytes", "--from", str(tmp_path / "run")]
-    shown = CliRunner().invoke(app, command).stdout
+    shown = kvbench(*command).stdout
     assert "not the published model: tiny-llama, as the run has it" in shown
     for more in (["--model", "tiny-llama"], ["--set", "engine.page_size=32"]):
-        done = CliRunner().invoke(app, [*command, *more])
+        done = kvbench(*command, *more)
         assert done.exit_code == 2
         assert "--model and --set" in done.stderr
 
