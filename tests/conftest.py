@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 # What a CI system says to its own job is not for the runs inside the tests.
 for _name in ("CI", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
     os.environ.pop(_name, None)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and `&` ignore it for all that they start
 
 
 @pytest.hookimpl(tryfirst=True)  # before the marks `skipif` are looked at

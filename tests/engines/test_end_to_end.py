@@ -155,7 +155,8 @@ def test_a_runner_that_measures_the_native_engine_instead_fails(job, monkeypatch
 
 
 def test_quality_on_random_weights_is_refused(job):
-    result = job.set("model={source: tiny-llama}", "runners={agreement: {steps: 4, prompt_tokens: 4}}")
+    agreement = "runners={agreement: {steps: 4, prompt_tokens: 4}}"
+    result = job.set("model={source: tiny-llama}", agreement, "gate=null")
     assert result.exit_code == 3
     assert "random" in result.output
 
