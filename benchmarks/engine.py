@@ -45,7 +45,7 @@ from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.load import LoadedModel, load_model
 from kvbench.formats.kv import KV_FORMATS, WEIGHT_FORMATS, KVShape
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import request_of, resolve
+from kvbench.matrix.resolve_backend import request_of, resolve
 from kvbench.runners.latency import EngineArm, random_prompts
 from kvbench.runners.perplexity import Pass
 from kvbench.runners.text.chunking import SIZE, Chunk

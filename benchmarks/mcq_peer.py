@@ -35,7 +35,7 @@ from kvbench.data.questions import SOURCES, Question, QuestionSet, questions
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.load import LoadedModel, load_model
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import Request, resolve
+from kvbench.matrix.resolve_backend import Request, resolve
 from kvbench.matrix.runners import RUNNERS
 from kvbench.runners import mcq
 from kvbench.runners.context import Context, Measurement

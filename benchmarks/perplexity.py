@@ -28,7 +28,7 @@ from kvbench.data.fingerprint import corpus
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.load import load_model
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import Request, resolve
+from kvbench.matrix.resolve_backend import Request, resolve
 
 CHUNK = 512
 

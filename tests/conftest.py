@@ -73,7 +73,7 @@ def runner_context(_tiny_models):
     from kvbench.engines.reference.engine import Engine
     from kvbench.engines.reference.load import load_model
     from kvbench.matrix.cells import CELL_KEYS
-    from kvbench.matrix.resolve import request_of, resolve
+    from kvbench.matrix.resolve_backend import request_of, resolve
     from kvbench.matrix.runners import RUNNERS
     from kvbench.run.task.prepare import emulator_of, native_of
     from kvbench.runners.context import Context

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from kvbench.matrix.resolve import Decision
+from kvbench.matrix.resolve_backend import Decision
 from kvbench.models.attention_facts import LayerFacts, ModelFacts
 from kvbench.records.record import Level
 

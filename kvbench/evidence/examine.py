@@ -26,7 +26,7 @@ from kvbench.evidence.stored_weights import stored_weights, weights_level
 from kvbench.evidence.weight_products import probe_after, probe_weights, with_after
 from kvbench.files import content_hash
 from kvbench.formats.kv import SIDES
-from kvbench.matrix.resolve import Decision
+from kvbench.matrix.resolve_backend import Decision
 from kvbench.models.source import model_key
 from kvbench.records.record import LEVELS, NOT_AVAILABLE, UNVERIFIED, Evidence, Level
 from kvbench_kernels.launches import record

@@ -17,7 +17,7 @@ from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
 from kvbench.evidence.probe_values import level_of, same_bits
 from kvbench.formats.fp8_checkpoint import routers
 from kvbench.formats.kv import WEIGHT_FORMATS, weight_bytes
-from kvbench.matrix.resolve import Decision
+from kvbench.matrix.resolve_backend import Decision
 from kvbench.records.record import UNVERIFIED, Level
 from kvbench_kernels.gemm.blockwise import BLOCK
 

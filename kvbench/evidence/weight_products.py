@@ -15,7 +15,7 @@ from kvbench.engines.reference.weights.fp8_linear import Fp8Linear, using
 from kvbench.evidence.probe_values import Make, level_of
 from kvbench.evidence.stored_weights import fp8_modules, groups, source_level
 from kvbench.evidence.weight_reach import last_of_each, unreached
-from kvbench.matrix.resolve import Decision
+from kvbench.matrix.resolve_backend import Decision
 from kvbench.records.record import NOT_APPLICABLE, VERIFIED, Level
 from kvbench_kernels.gemm.blockwise import BLOCK, dequantize_activation, dequantize_blocks
 from kvbench_kernels.gemm.blockwise import quantize_activation_torch as quantize_activation

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
-from kvbench.stats.intervals import POWER, holm
+from kvbench.stats.intervals import POWER
+from kvbench.stats.p_values import holm
 from kvbench.stats.power import Spread
 from kvbench.stats.sequential import Look
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvbench.gate.verdict import FAIL, NOT_EVALUATED, PASS, Outcome
 from kvbench.matrix.cells import Cell, Task, text
-from kvbench.matrix.resolve import ASPECTS, AUTO
+from kvbench.matrix.resolve_backend import ASPECTS, AUTO
 from kvbench.matrix.runners import RUNNERS
 from kvbench.records import record as states
 from kvbench.records.record import LEVELS, OK, RUNGS, Evidence, Level, Record, rung

@@ -12,7 +12,7 @@ from kvbench.metrics.declare.units import MS, RATIO, TOKENS, US_PER_TOKEN
 from kvbench.metrics.declare.value import Value, unmeasured, with_interval
 from kvbench.records.record import OK, Record
 from kvbench.records.run import Run
-from kvbench.stats.rates import wrong_gap_count
+from kvbench.stats.latency import wrong_gap_count
 from kvbench.stats.regression import CONTEXTS, Line, break_even, fit, slope_ratio
 
 OWN = ("itl_slope_us_per_token", "itl_intercept_ms")

@@ -14,7 +14,7 @@ from kvbench.metrics.declare.value import Value, joined, unmeasured, with_interv
 from kvbench.records.record import Record
 from kvbench.stats import stability
 from kvbench.stats.intervals import independent_difference, largest, median, paired_ratio, quantile
-from kvbench.stats.rates import decode_tok_s, prefill_tok_s, wrong_gap_count
+from kvbench.stats.latency import decode_tok_s, prefill_tok_s, wrong_gap_count
 
 Arm = Mapping[str, Any]
 

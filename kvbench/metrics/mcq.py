@@ -16,7 +16,8 @@ from kvbench.metrics.declare.units import NAT, P_VALUE, POINTS, QUESTIONS, RATIO
 from kvbench.metrics.declare.value import Value, incomparable, share, unmeasured
 from kvbench.records.record import Record
 from kvbench.stats import intervals as stats
-from kvbench.stats.intervals import Interval, mcnemar_p
+from kvbench.stats.intervals import Interval
+from kvbench.stats.p_values import mcnemar_p
 
 COMPARABLE = ("task", "shots", "choice_ids", "prompt_policy", "bos", "total", "data_sha")
 

@@ -9,7 +9,7 @@ from kvbench.formats import kv
 from kvbench.formats.kv import KV_FORMATS, WEIGHT_FORMATS, error_bound
 from kvbench.machine.host import Host
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import BACKENDS, Request
+from kvbench.matrix.resolve_backend import BACKENDS, Request
 from kvbench.models.attention_facts import LayerFacts, ModelFacts
 from kvbench.models.source import config_facts
 from kvbench_kernels.support import DTYPES, HEAD_DIMS, PAGE_SIZES, Accepted, interpreting

@@ -11,7 +11,7 @@ from kvbench.gate.coverage import gate_lines
 from kvbench.gate.policy import Gate
 from kvbench.matrix.cells import Cell, one_model
 from kvbench.matrix.load import Matrix
-from kvbench.matrix.resolve import ASPECTS, Decision, check_context, request_of, resolve
+from kvbench.matrix.resolve_backend import ASPECTS, Decision, check_context, request_of, resolve
 from kvbench.models.source import check_native, check_stored, config_facts, settled_scales
 from kvbench.models.weight_bytes import WeightSizes, weight_sizes
 from kvbench.run.execute import Plan

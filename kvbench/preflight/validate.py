@@ -15,7 +15,7 @@ from kvbench.gate.coverage import uncovered
 from kvbench.gate.policy import Gate
 from kvbench.matrix.cells import Cell
 from kvbench.matrix.load import Matrix
-from kvbench.matrix.resolve import ASPECTS, context_fault
+from kvbench.matrix.resolve_backend import ASPECTS, context_fault
 from kvbench.matrix.tasks import FingerprintData, data_names
 from kvbench.matrix.yaml import read
 from kvbench.models.source import config_facts

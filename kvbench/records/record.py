@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import UsageError
-from kvbench.matrix.resolve import ASPECTS
+from kvbench.matrix.resolve_backend import ASPECTS
 
 SCHEMA_VERSION = 3  # of records and manifests
 

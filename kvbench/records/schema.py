@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from kvbench.matrix.cells import CELL_KEYS, Cell, Task
-from kvbench.matrix.resolve import ASPECTS, Choice
+from kvbench.matrix.resolve_backend import ASPECTS, Choice
 from kvbench.matrix.runners import RUNNERS
 from kvbench.matrix.schema import DIALECT, Schema
 from kvbench.records import record as records

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvbench.errors import UsageError
 from kvbench.gate.precision import judge_precision
-from kvbench.matrix.resolve import ASPECTS
+from kvbench.matrix.resolve_backend import ASPECTS
 from kvbench.records.record import MISMATCH, NOT_SHOWN, OK, Record
 from kvbench.records.run import CANARY, MergedFrom, Run, RunDir
 from kvbench.run.execute import locked

@@ -12,7 +12,7 @@ from typing import Any
 from kvbench.engines.protocol import Engine
 from kvbench.errors import KvbenchError
 from kvbench.files import content_hash
-from kvbench.matrix.resolve import check_context
+from kvbench.matrix.resolve_backend import check_context
 from kvbench.metrics.agreement import NEAR_TIE
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.text.decode import Trace, greedy, teacher_forced

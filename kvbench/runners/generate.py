@@ -7,7 +7,7 @@ stop the decoding: the record has its position, and later tokens are not counted
 from kvbench.data.corpora import corpus
 from kvbench.errors import UsageError
 from kvbench.files import content_hash
-from kvbench.matrix.resolve import check_context
+from kvbench.matrix.resolve_backend import check_context
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.text.encode import check_chat, end_ids, heads
 

@@ -15,7 +15,7 @@ from kvbench.evidence.attention_values import element_error
 from kvbench.evidence.probe_values import stored
 from kvbench.files import content_hash
 from kvbench.formats.kv import KV_FORMATS, SIDES, KVFormat
-from kvbench.matrix.resolve import check_context
+from kvbench.matrix.resolve_backend import check_context
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.text.encode import head_ids
 from kvbench_kernels.kv.quantize import dequantize

@@ -20,7 +20,7 @@ from kvbench.evidence import kv_reads as evidence
 from kvbench.evidence.kernels import backend_label
 from kvbench.files import content_hash
 from kvbench.formats.kv import SIDES
-from kvbench.matrix.resolve import check_context
+from kvbench.matrix.resolve_backend import check_context
 from kvbench.runners.context import Context, Measurement
 from kvbench.runners.text.encode import document_heads
 from kvbench.runners.text.logits import compare

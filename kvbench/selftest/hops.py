@@ -19,8 +19,8 @@ from kvbench.matrix import load as matrix
 from kvbench.matrix import tasks as worklist
 from kvbench.matrix.cells import Task
 from kvbench.matrix.parse import MatrixFile
-from kvbench.matrix.resolve import Decision, Request, request_of
-from kvbench.matrix.resolve import resolve as decide
+from kvbench.matrix.resolve_backend import Decision, Request, request_of
+from kvbench.matrix.resolve_backend import resolve as decide
 from kvbench.metrics import collect as metrics
 from kvbench.metrics.declare.value import Value
 from kvbench.run.task import measure, prepare

@@ -1,4 +1,4 @@
-"""Estimates with 95% intervals, exact tests, and Holm's correction. Pure functions.
+"""Estimates with 95% intervals. Pure functions.
 
 An interval is two-sided, (low, high), or None where the data cannot give one. A NaN in the input gives NaN.
 
@@ -93,13 +93,6 @@ def wilson(successes: float, n: float, z: float = _Z) -> Interval:
     return (0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half)
 
 
-def mcnemar_p(b: int, c: int) -> float:
-    """Exact two-sided McNemar p-value of discordant counts b and c: a binomial test against 1/2."""
-    from scipy.special import bdtr
-
-    return min(1.0, 2.0 * float(bdtr(min(b, c), b + c, 0.5))) if b + c else 1.0
-
-
 def paired_difference(b: int, c: int, n: int) -> Interval:
     """Interval of (b - c) / n for n pairs: only the first succeeded in b of them, only the second in c.
 
@@ -121,16 +114,6 @@ def equivalence_margin(interval: Interval) -> float:
     """The smallest margin within which two one-sided tests (TOST, 2.5% each) find the difference equal to 0:
     both reject exactly when the 95% interval lies within [-margin, margin]."""
     return largest(abs(end) for end in interval)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the input's order (Holm 1979): rejecting at or below alpha makes any false
-    rejection at most alpha likely, whatever the dependence."""
-    adjusted, worst = [1.0] * len(p_values), 0.0
-    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[i]))
-        adjusted[i] = worst
-    return adjusted
 
 
 @dataclass(frozen=True)

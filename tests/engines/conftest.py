@@ -27,7 +27,7 @@ def tiny():
 def engine(tiny):
     """engine(model, kv_format, sequences=, tokens=, **spec keys): a fresh engine."""
     from kvbench.engines.reference.engine import Engine
-    from kvbench.matrix.resolve import Request, resolve
+    from kvbench.matrix.resolve_backend import Request, resolve
 
     def make(model="tiny-llama", kv_format="native", sequences=2, tokens=96, **keys):
         scale = 0.05 if kv_format.endswith("static") else None

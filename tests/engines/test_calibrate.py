@@ -14,7 +14,7 @@ from kvbench.engines.reference.kv.calibrate import Top, calibrate, scales_of, sh
 from kvbench.engines.reference.load import load_model
 from kvbench.errors import KvbenchError, UsageError
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import request_of, resolve
+from kvbench.matrix.resolve_backend import request_of, resolve
 
 SPEC = {**CELL_KEYS, "model": "tiny-llama", "device": "cpu", "dtype": "float32"}
 

@@ -9,7 +9,7 @@ from kvbench.engines.reference.compiled import CompiledLayers
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.load import load_model
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import Choice, Request, resolve
+from kvbench.matrix.resolve_backend import Choice, Request, resolve
 
 IDS = list(range(5, 45))
 

@@ -110,7 +110,7 @@ def test_a10_t2_logits_with_a_working_soft_cap_equal_eager(tiny):
     from kvbench.engines.reference.engine import Engine
     from kvbench.engines.reference.load import LoadedModel
     from kvbench.matrix.cells import CELL_KEYS
-    from kvbench.matrix.resolve import Request, resolve
+    from kvbench.matrix.resolve_backend import Request, resolve
 
     source = tiny("tiny-gemma2")
     model = copy.deepcopy(source.model)

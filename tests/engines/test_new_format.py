@@ -10,7 +10,7 @@ from kvbench.evidence.examine import examine
 from kvbench.evidence.page_reads import probe_pages
 from kvbench.formats import kv
 from kvbench.formats.kv import KV_FORMATS, KnownRow, KVFormat
-from kvbench.matrix.resolve import Request, resolve
+from kvbench.matrix.resolve_backend import Request, resolve
 from kvbench.preflight.capabilities import Shape, format_rows
 from kvbench.records.record import MISMATCH, VERIFIED
 from kvbench_kernels.kv import layout, quantize

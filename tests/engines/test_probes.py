@@ -18,7 +18,7 @@ from kvbench.evidence.page_reads import probe_pages
 from kvbench.evidence.stored_kv import reference_fault
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import request_of, resolve
+from kvbench.matrix.resolve_backend import request_of, resolve
 from kvbench.records.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED
 from kvbench_kernels.kv import quantize
 from kvbench_kernels.kv.quantize import QUANTIZE

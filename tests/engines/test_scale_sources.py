@@ -17,7 +17,7 @@ from kvbench.evidence.examine import examine
 from kvbench.evidence.scale_sources import expected_scales, live_scales, provenance
 from kvbench.formats.scales import Scale, settle
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import Request, resolve
+from kvbench.matrix.resolve_backend import Request, resolve
 from kvbench.models.source import config_facts, settled_scales
 from kvbench.models.weight_bytes import weight_sizes
 from kvbench.records.record import MISMATCH, VERIFIED, Level

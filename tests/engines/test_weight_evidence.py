@@ -22,7 +22,7 @@ from kvbench.evidence.stored_weights import fp8_modules, weights_level
 from kvbench.evidence.weight_reach import unreached
 from kvbench.formats.fp8_checkpoint import Fp8Config
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import Choice, request_of, resolve
+from kvbench.matrix.resolve_backend import Choice, request_of, resolve
 from kvbench.records.record import MISMATCH, NOT_APPLICABLE, UNVERIFIED, VERIFIED
 from kvbench.run.task.checks import another_model
 from kvbench.selftest.weights import FAULTS

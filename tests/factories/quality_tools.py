@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.data.corpora import corpus
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import Request, resolve
+from kvbench.matrix.resolve_backend import Request, resolve
 from kvbench.matrix.runners import RUNNERS
 from kvbench.runners.context import Context, Measurement
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.gate.verdict import FAIL, PASS
-from kvbench.matrix.resolve import Choice
+from kvbench.matrix.resolve_backend import Choice
 from kvbench.records.record import LEVELS, MISMATCH, NOT_APPLICABLE, RUNGS, UNVERIFIED, VERIFIED, Level
 from tests.factories.runs.made import BASE, CAND, decision, evidence
 from tests.factories.runs.timed import timed

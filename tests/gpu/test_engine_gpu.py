@@ -13,7 +13,7 @@ from kvbench.engines.reference.load import load_model
 from kvbench.evidence import examine as evidence
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import request_of, resolve
+from kvbench.matrix.resolve_backend import request_of, resolve
 from kvbench.models.catalog import TINY
 from kvbench.records.record import VERIFIED
 from kvbench.runners.latency import EngineArm, random_prompts

@@ -15,7 +15,7 @@ from kvbench.evidence import examine as evidence
 from kvbench.evidence import weight_products as weightprobe
 from kvbench.evidence.products import rows_of
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import request_of, resolve
+from kvbench.matrix.resolve_backend import request_of, resolve
 from kvbench.models.catalog import TINY
 from kvbench.records.record import MISMATCH, VERIFIED
 from kvbench.runners import gemm

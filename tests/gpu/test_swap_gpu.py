@@ -11,7 +11,7 @@ from kvbench.engines.reference.load import load_model
 from kvbench.errors import Refused
 from kvbench.formats.kv import KV_FORMATS, KVShape
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import Request, resolve
+from kvbench.matrix.resolve_backend import Request, resolve
 
 pytestmark = pytest.mark.gpu
 FORMATS = list(KV_FORMATS)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvbench.formats.kv import KV_FORMATS
-from kvbench.matrix import resolve as decision
+from kvbench.matrix import resolve_backend as decision
 from kvbench_kernels import support
 from kvbench_kernels.support import Accepted, AttentionNeeds, Rejected, StoredFormat, supports
 

@@ -122,7 +122,7 @@ def roots(tmp_path_factory):
     return [Path(shutil.copytree(root, folder / root.name, ignore=ignore)) for root in environment._roots()]
 
 
-MEASURES = """formats/kv models/source data/corpora matrix/resolve engines/protocol engines/reference/kv/store
+MEASURES = """formats/kv models/source data/corpora matrix/resolve_backend engines/protocol engines/reference/kv/store
 evidence/examine runners/perplexity runners/text/logits run/task/measure machine/device_state"""
 READS = """cli/main cli/reference compare/two_runs gate/evaluate machine/host metrics/perplexity
 preflight/validate records/record report/html run/merge run/progress selftest/suite stats/intervals"""

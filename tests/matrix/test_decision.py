@@ -8,7 +8,7 @@ import pytest
 from kvbench.errors import Refused, UsageError
 from kvbench.formats.kv import KV_FORMATS, KVShape
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import TORCH, TRITON, Choice, Request, check_context, request_of, resolve
+from kvbench.matrix.resolve_backend import TORCH, TRITON, Choice, Request, check_context, request_of, resolve
 from kvbench.models.attention_facts import LayerFacts, ModelFacts, facts_from_config
 from kvbench_kernels.support import Accepted, Rejected
 

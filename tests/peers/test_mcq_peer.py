@@ -108,7 +108,7 @@ def test_the_plug_in_gives_the_scores_that_our_runner_stores(tmp_path, task):
     """int8_sym on the default model: scores equal to the last bit."""
     from kvbench.engines.reference.engine import Engine
     from kvbench.lm_eval.model import KvbenchLM
-    from kvbench.matrix.resolve import Request, resolve
+    from kvbench.matrix.resolve_backend import Request, resolve
 
     data = data_of(tmp_path, task, subjects=2, limit=8)
     lm = KvbenchLM(pretrained=SPEC["model"], kv_format="int8_sym", device="cpu", dtype="float32")

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from kvbench.cli.main import app
 from kvbench.formats.kv import KV_FORMATS, PAYLOADS, WEIGHT_FORMATS
 from kvbench.machine.host import Host
-from kvbench.matrix.resolve import BACKENDS
+from kvbench.matrix.resolve_backend import BACKENDS
 from kvbench.preflight.capabilities import Shape, backend_rows
 
 

@@ -13,7 +13,7 @@ from statsmodels.stats.weightstats import ttost_paired
 from kvbench.gate.decide import Limits, broken, rule
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
 from kvbench.stats import intervals as stats
-from kvbench.stats.intervals import holm
+from kvbench.stats.p_values import holm
 from kvbench.stats.power import Spread
 
 Z_BOTH = 1.959963984540054 + 0.8416212335729143  # of 95% and of 80% power

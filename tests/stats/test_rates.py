@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.stats.intervals import quantile
-from kvbench.stats.rates import FailedRequestError, decode_tok_s, prefill_tok_s, request_timing
+from kvbench.stats.latency import FailedRequestError, decode_tok_s, prefill_tok_s, request_timing
 
 NINE = [0.2 + 0.1 * i for i in range(9)]  # first at 0.2 s, last at 1.0 s
 

@@ -1,6 +1,6 @@
 """Backends: whose code writes and reads the KV pages and attends to them, and which kernels are theirs.
 
-One object a backend, under its name in `kvbench.matrix.resolve`. Triton is imported when its kernels are
+One object a backend, under its name in `kvbench.matrix.resolve_backend`. Triton is imported when its kernels are
 first needed.
 """
 
@@ -11,7 +11,7 @@ import torch
 
 from kvbench.engines.reference.attention import Attention, TorchAttention, TritonAttention
 from kvbench.formats.kv import KVFormat
-from kvbench.matrix import resolve as declared
+from kvbench.matrix import resolve_backend as declared
 from kvbench.models.attention_facts import LayerFacts
 from kvbench_kernels.attention.reference import paged_gather_torch, paged_write_torch
 from kvbench_kernels.support import interpreting

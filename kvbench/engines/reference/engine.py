@@ -24,7 +24,7 @@ from kvbench.engines.reference.weights.fp8_linear import using
 from kvbench.errors import KvbenchError, Refused
 from kvbench.formats.kv import KV_FORMATS, KVFormat, pages_for
 from kvbench.formats.scales import from_checkpoint, settle
-from kvbench.matrix.resolve import Decision
+from kvbench.matrix.resolve_backend import Decision
 from kvbench.models.attention_facts import LayerFacts
 from kvbench_kernels.launches import Launch, record
 

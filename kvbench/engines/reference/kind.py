@@ -6,7 +6,7 @@ from typing import Any
 from kvbench.engines import REFERENCE
 from kvbench.engines.reference.engine import Engine
 from kvbench.engines.reference.load import LoadedModel, load_model
-from kvbench.matrix.resolve import Decision, request_of, resolve
+from kvbench.matrix.resolve_backend import Decision, request_of, resolve
 from kvbench.models.attention_facts import ModelFacts
 from kvbench.records.record import LEVELS
 

@@ -32,7 +32,7 @@ from kvbench.errors import KvbenchError, UsageError
 from kvbench.formats.checkpoint_scales import FETCH_AGAIN, Stored, of_cache, stored_scales
 from kvbench.formats.fp8_checkpoint import Fp8Config, fp8_config, not_native
 from kvbench.formats.scales import from_checkpoint
-from kvbench.matrix.resolve import Request, resolve
+from kvbench.matrix.resolve_backend import Request, resolve
 from kvbench.models import source as sources
 from kvbench.models.attention_facts import LayerFacts, ModelFacts, facts_from_config
 from kvbench.models.catalog import ALIASES, CONFIGS

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvbench.formats.kv import KV_FORMATS
 from kvbench.formats.scales import origin
-from kvbench.matrix.resolve import ASPECTS, AUTO
+from kvbench.matrix.resolve_backend import ASPECTS, AUTO
 from kvbench.records.record import MISMATCH, NOT_APPLICABLE, NOT_AVAILABLE, UNVERIFIED, VERIFIED, Record
 from kvbench.render.labels import Label
 from kvbench.render.numbers import NOT_MEASURED, fact, flatten, one_line, plain

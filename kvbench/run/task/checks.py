@@ -8,7 +8,7 @@ from typing import Any
 
 from kvbench.errors import NO_DEVICE, NotAvailable, Refused
 from kvbench.matrix.cells import Task
-from kvbench.matrix.resolve import context_fault
+from kvbench.matrix.resolve_backend import context_fault
 from kvbench.matrix.runners import RUNNERS
 from kvbench.models.attention_facts import ModelFacts
 from kvbench.models.source import uses_random_weights

@@ -18,7 +18,7 @@ from kvbench.evidence.native_arm import native_arm, worst_of
 from kvbench.formats.kv import KV_FORMATS, SIDES, KVFormat
 from kvbench.formats.scales import Pairs, origin
 from kvbench.matrix.cells import Task
-from kvbench.matrix.resolve import Decision
+from kvbench.matrix.resolve_backend import Decision
 from kvbench.matrix.runners import RUNNERS
 from kvbench.models.source import settled_scales, uses_random_weights
 from kvbench.records.record import ERROR, NOT_EVALUATED, OK, REFUSED, Evidence, Record

@@ -16,7 +16,7 @@ from kvbench.evidence.examine import Examiner, examiner_of
 from kvbench.formats.scales import Pairs
 from kvbench.matrix.cells import Task
 from kvbench.matrix.expand import baseline_spec
-from kvbench.matrix.resolve import AUTO, Choice, Decision
+from kvbench.matrix.resolve_backend import AUTO, Choice, Decision
 from kvbench.matrix.runners import RUNNERS
 from kvbench.models.source import check_native, config_facts, model_key, settled_scales
 from kvbench.records.record import Record

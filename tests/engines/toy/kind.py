@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvbench.engines.protocol import Logits, Report
 from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
-from kvbench.matrix.resolve import Choice, Decision
+from kvbench.matrix.resolve_backend import Choice, Decision
 from kvbench.models.attention_facts import LayerFacts, ModelFacts
 from kvbench.models.source import config_facts
 from kvbench.records.record import VERIFIED, Level

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.matrix.cells import CELL_KEYS, Cell, Task
-from kvbench.matrix.resolve import Choice, Decision
+from kvbench.matrix.resolve_backend import Choice, Decision
 from kvbench.matrix.runners import RUNNERS
 from kvbench.metrics.collect import Row, derive
 from kvbench.records.record import LEVELS, OK, VERIFIED, Evidence, Level, Record

@@ -23,7 +23,7 @@ from kvbench.files import content_hash, write_json
 from kvbench.formats.kv import KV_FORMATS, SIDES
 from kvbench.formats.scales import STATIC, VERSION, origin, read
 from kvbench.matrix.cells import CELL_KEYS
-from kvbench.matrix.resolve import check_context, request_of, resolve
+from kvbench.matrix.resolve_backend import check_context, request_of, resolve
 from kvbench.models.source import kind_of, stored_fp8
 
 WINDOW = 512
