@@ -46,8 +46,8 @@ def content_hash(data: Any) -> str:
 def write_json(path: Path, data: Any) -> None:
     """Write `data` as `write_file` does.
 
-    NaN and infinities are written as the strings "NaN", "Infinity" and "-Infinity" are in Python's own JSON
-    dialect, and read back as floats: a NaN must reach the gate as a NaN.
+    NaN and infinities are written as the bare words NaN, Infinity and -Infinity, as Python's own JSON does,
+    and read back as floats: a NaN must reach the gate as a NaN.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, f"{json.dumps(data, ensure_ascii=False, indent=1)}\n".encode())

@@ -24,5 +24,5 @@ def suggestion(word: object, options: Iterable[str]) -> str:
 
 
 def and_more(faults: Sequence[str]) -> str:
-    """What a level's sentence puts behind the first of several faults."""
+    """What a sentence puts behind the first of several faults."""
     return f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""

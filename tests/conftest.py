@@ -104,7 +104,7 @@ def runner_context(_tiny_models):
             choice, own = emulator_of(decision, spec)
             return Engine(loaded, choice, own, sequences=sequences, tokens=tokens)
 
-        return Context(spec, options, "", loaded, engine, native, emulator, baseline, None)
+        return Context(spec, options, "", loaded, engine, native, emulator, baseline, baseline is None, None)
 
     return make
 

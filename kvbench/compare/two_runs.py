@@ -25,7 +25,7 @@ from kvbench.gate.decide import Limits, broken, corrected, decide
 from kvbench.gate.verdict import FAIL, PASS
 from kvbench.metrics.collect import METRICS
 from kvbench.metrics.declare.metric import ALONE, BESIDE, EXACT, Effect, Measured, Unable
-from kvbench.records.record import NOT_EVALUATED as NOT_AVAILABLE
+from kvbench.records.record import NOT_EVALUATED as TASK_NOT_EVALUATED
 from kvbench.render.numbers import counted_of
 from kvbench.stats.power import Spread
 
@@ -131,7 +131,7 @@ def _raw(pair: Pair, only: Collection[str]) -> Iterator[tuple[Pair, Finding]]:
         yield pair, replace(base, reason=f"{base.runs[1]} has no such task")
         return
     if first.missing and second.missing:
-        absent = {s.record.status for s in (first, second) if s.record} == {NOT_AVAILABLE}
+        absent = {s.record.status for s in (first, second) if s.record} == {TASK_NOT_EVALUATED}
         reason = f"neither run has a result ({first.missing.rstrip('.')})"
         yield pair, replace(base, outcome=NOT_JUDGED if absent else NOT_EVALUATED, reason=reason)
         return

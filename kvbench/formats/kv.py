@@ -1,7 +1,7 @@
 """KV and weight formats: frozen descriptors and exact byte formulas. No torch here.
 
 A descriptor is the one place that says what a format stores. A KV format whose payload is in `PAYLOADS` takes
-one entry in `KV_FORMATS` and one quantizer of the same name (`kvbench_kernels.kv.quantize.quantizer`).
+one entry in `KV_FORMATS` and one line in the table `kvbench_kernels.kv.quantize.QUANTIZE`.
 """
 
 from collections.abc import Sequence

@@ -11,8 +11,9 @@ from kvbench.matrix.cells import Task
 from kvbench.metrics import health
 from kvbench.metrics.collect import METRICS, Row, implausible, problem
 from kvbench.metrics.declare.units import BYTES, RATIO
+from kvbench.metrics.mcq import best_choices
 from kvbench.records.record import ERROR, OK, REFUSED, Record
-from kvbench.records.record import NOT_EVALUATED as NOT_AVAILABLE
+from kvbench.records.record import NOT_EVALUATED as TASK_NOT_EVALUATED
 from kvbench.records.run import Run
 from kvbench.stats.regression import SLACK
 from kvbench.text import and_more
@@ -69,7 +70,7 @@ def _no_device(record: Record | None) -> bool:
 _TASK_CHECKS = {
     ERROR: ("cell error", "error"),
     REFUSED: ("refused", "refused"),
-    NOT_AVAILABLE: ("not available", "not_available"),
+    TASK_NOT_EVALUATED: ("not available", "not_available"),
     "not run": ("not run", "not_run"),
 }
 
@@ -87,7 +88,7 @@ def failed_tasks(run: Run) -> Iterator[Outcome]:
         detail = {ERROR: error.get("type"), REFUSED: error.get("reason")}.get(status)
         words = f": {problem(record, run.manifest.not_run)}" + (f" ({detail})" if detail else "")
         check, reason = (SKIPPED, "no_device") if _no_device(record) else _TASK_CHECKS[status]
-        required = status != NOT_AVAILABLE and (share is None or task.key in share.tasks)
+        required = status != TASK_NOT_EVALUATED and (share is None or task.key in share.tasks)
         yield _of_task(run, task, check, NOT_EVALUATED, reason, words, required=required)
 
 
@@ -230,7 +231,8 @@ def _scored(samples: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _picks(samples: Mapping[str, Any]) -> list[int]:
-    return [max(range(len(q["scores"])), key=q["scores"].__getitem__) for q in _scored(samples)]
+    best = (best_choices(q["scores"], [1] * len(q["scores"])) for q in _scored(samples))
+    return [choices[0] for choices in best if choices]
 
 
 def _same_scores(samples: Mapping[str, Any]) -> str:

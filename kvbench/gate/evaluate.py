@@ -26,12 +26,12 @@ from kvbench.stats.intervals import CONFIDENCE
 from kvbench.stats.power import Spread
 from kvbench.stats.sequential import Look
 
-__all__ = ["Check", "Gate", "Outcome", "Verdict", "evaluate", "load"]
+__all__ = ["Outcome", "evaluate", "load"]
 
 
 def evaluate(gate: Gate | None, run: Run, rows: Sequence[Row], require_device: bool = False) -> Verdict:
-    """rows: those of `metrics.derive(run)`; gate None: only the built-in checks run; require_device: whether
-    cells whose device is missing fail instead of being skipped."""
+    """rows: those of `metrics.collect.derive(run)`; gate None: only the built-in checks run; require_device:
+    whether cells whose device is missing fail instead of being skipped."""
     outcomes = [
         *(precision(run, gate.allow_fallback, gate.evidence) if gate else precision(run)),
         *builtin.missing_device(run, require_device),

@@ -1,6 +1,7 @@
 """The runners, declared without importing them (or torch): scope, protocol version, options, variants.
 
-A runner is one entry here and one file `kvbench/runners/<name>.py` with a function
+A runner is one entry here, its metrics in `kvbench/metrics/<name>.py`, and `kvbench/runners/<name>.py` with
+a function
 
     def run(ctx: kvbench.runners.context.Context) -> kvbench.runners.context.Measurement
 

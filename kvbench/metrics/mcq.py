@@ -69,7 +69,7 @@ def _noise(native: Record) -> Iterator[Value]:
     """How far the baseline's own picks and scores move when it is scored again, or behind a line end."""
     for metric, key in (("mcq_aa_disagreement", "aa_scores"), ("mcq_prefix_disagreement", "prefix_scores")):
         asked = [q for q in native.samples["questions"] if key in q]
-        picks = [[_picks(q[k], [1] * len(q[k])) for k in ("scores", key)] for q in asked]
+        picks = [[best_choices(q[k], [1] * len(q[k])) for k in ("scores", key)] for q in asked]
         if not asked:
             reason = native.facts.get("prefix") if key == "prefix_scores" else None
             yield Value(metric, None, note=reason or NOT_AGAIN)
@@ -126,12 +126,13 @@ def judge(record: Record, norm: str | None = None) -> dict[Any, Judged]:
     found = {}
     for q in record.samples["questions"]:
         if q["skipped"] is None:
-            picks = _picks(q["scores"], q[norm] if norm else [1] * len(q["scores"]))
+            picks = best_choices(q["scores"], q[norm] if norm else [1] * len(q["scores"]))
             found[q["id"]] = Judged(q["subject"], q["answer"], picks, q["scores"])
     return found
 
 
-def _picks(scores: Sequence[float], lengths: Sequence[int]) -> list[int]:
+def best_choices(scores: Sequence[float], lengths: Sequence[int]) -> list[int]:
+    """The choices with the highest score over length: several in a tie, none where one has no number."""
     normed = [score / n if n else math.nan for score, n in zip(scores, lengths, strict=True)]
     if any(map(math.isnan, normed)):
         return []

@@ -36,7 +36,7 @@ OK, ERROR, REFUSED, NOT_EVALUATED = _STATUSES = ("ok", "error", "refused", "not_
 
 @dataclass(frozen=True)
 class Level:
-    """One level of evidence: `name` is "E1", "E2", "E3"; `sentence` names what was lost and where."""
+    """One level of evidence. name: one of `LEVELS`, or "native-arm". sentence: what was lost and where."""
 
     name: str
     state: str

@@ -73,7 +73,9 @@ def manifest_schema() -> Schema:
         "options": OBJECT,
         "cells": {**TEXTS, "minItems": 1},
         "baseline": described(TEXT_OR_NULL, "key of the same work on the baseline"),
-        "digests": described(OBJECT, "of the contents of model, native model and data; older runs have none"),
+        "digests": described(
+            OBJECT, "of the contents of model, native model and data; empty where not recorded"
+        ),
     }
     tasks = {**whole(task, Task), "required": [key for key in task if key != "digests"]}
     matrix = mapping({"path": TEXT_OR_NULL, "sha": SHA, "source": OBJECT})

@@ -15,7 +15,6 @@ from kvbench.metrics.declare.units import BYTES, NUMBER, STEP, Unit, non_finite
 
 NOT_MEASURED = "not measured"
 Ends = tuple[float | None, float | None]
-NO_ENDS: Ends = (None, None)
 
 
 @dataclass(frozen=True)

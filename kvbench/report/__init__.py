@@ -1,1 +1,1 @@
-"""Reports from stored records: HTML, CSV, JSON, console. No torch here."""
+"""Reports from stored records: HTML, Markdown, CSV, Parquet, JSON, JUnit, GitHub, console. No torch here."""

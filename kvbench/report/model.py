@@ -18,7 +18,7 @@ from kvbench.render.labels import Label, Labels
 # Byte counts that the storage runner keeps as facts. Null stays "not measured": a run on a CPU has no device
 # peak, not a peak of 0.
 _FACT_METRICS = ("page_table_bytes", "held_bytes", "workspace_bytes", "device_peak_bytes")
-_WORST_FIRST = (FAIL, INCONCLUSIVE, NOT_EVALUATED)
+_WORST_FIRST = (FAIL, NOT_EVALUATED, INCONCLUSIVE)  # as `exit_code_of` ranks them
 K = TypeVar("K")
 
 
@@ -92,6 +92,6 @@ def model_digests(tasks: Iterable[Task]) -> str:
 
 
 def worst(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """What keeps the exit code from 0: failed, inconclusive, then required but not evaluated."""
+    """What keeps the exit code from 0: failed, required but not evaluated, then inconclusive."""
     bad = [o for o in outcomes if o.status in _WORST_FIRST and (o.status != NOT_EVALUATED or o.required)]
     return sorted(bad, key=lambda outcome: _WORST_FIRST.index(outcome.status))

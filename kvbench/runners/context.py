@@ -20,8 +20,9 @@ class Context:
     just the pages for n sequences of t tokens; native(...): the same for the baseline cell. The use of both
     is recorded as evidence. emulator(...): the cell's own model over a native cache, in which a runner may
     emulate a part of the format; the runner has to show that the emulation equals what the cell stores.
-    baseline: the baseline's record of the same work, or None when this task is the baseline. data_dir: folder
-    of the evaluation data, or None. progress(done, total, note): updates the bar on stderr.
+    is_baseline: whether this task is the baseline of others. baseline: the baseline's record of the same
+    work, or None where there is none. data_dir: folder of the evaluation data, or None.
+    progress(done, total, note): updates the bar on stderr.
     """
 
     spec: Mapping[str, Any]
@@ -32,12 +33,9 @@ class Context:
     native: Callable[..., Any]
     emulator: Callable[..., Any]
     baseline: Record | None
+    is_baseline: bool
     data_dir: Path | None
     progress: Callable[[int, int, str], None] = field(default=lambda done, total, note: None)
-
-    @property
-    def is_baseline(self) -> bool:
-        return self.baseline is None
 
 
 @dataclass(frozen=True)

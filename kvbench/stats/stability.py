@@ -2,7 +2,7 @@
 
 A request is an entry of a latency record's `samples["arms"]`. Its time, in ms, is one of three quantities:
 `ttft`, `itl` (the mean gap between its tokens), `request` (from submission to the last token). Without device
-states (older records), slowdowns are unknown and the rest is still computed.
+states, slowdowns are unknown and the rest is still computed.
 """
 
 import math

@@ -176,3 +176,21 @@ def test_a_dry_run_prints_the_plan_and_runs_nothing(job, tmp_path):
     assert "int8_sym" in dry.output
     assert not (tmp_path / "out").exists()
     assert json.loads(job("--dry-run", "--json").output)["name"] == "tiny"
+
+
+BESIDE = """\
+name: tiny
+model: {source: tiny-llama, plumbing: true}
+axes: {kv_format: native, context: 20}
+include: [{kv_format: int8_sym, context: 33}]
+runners: {latency: {new_tokens: 3, repeats: 1, warmup: 0}}
+"""
+
+
+def test_a_canary_without_its_baseline_s_record_is_timed_beside_native(job, tmp_path):
+    (tmp_path / "m.yaml").write_text(BESIDE)
+    result = job("--canary")
+    found = [r for r in records(tmp_path).values() if r["spec"]["kv_format"] == "int8_sym"]
+    assert [{arm["arm"] for arm in r["samples"]["arms"]} for r in found] == [{"baseline", "candidate"}], (
+        result.output
+    )

@@ -97,7 +97,7 @@ def context(
     return Context(
         spec=cell, options=values, variant="", model=model, engine=factory(kv_format), native=factory("native"),
         emulator=factory("native"),
-        baseline=record, data_dir=data_dir,
+        baseline=record, is_baseline=record is None, data_dir=data_dir,
     )  # fmt: skip
 
 

@@ -171,7 +171,7 @@ def timed(monkeypatch, l2=None):
         return Engine(model, decision, spec, sequences=sequences, tokens=tokens)
 
     options = {"rows": [1, 40, 130], "max_rows": 256, "seed": 0}
-    found = gemm.run(Context(spec, options, "", model, engine, engine, engine, None, None))
+    found = gemm.run(Context(spec, options, "", model, engine, engine, engine, None, True, None))
     rows = [row for product in found.samples["products"] for row in product["rows"]]
     assert all(row[arm] > 0 for row in rows for arm in ("us", "us_native", "us_reference"))
     return found.facts["timed_with"]

@@ -50,11 +50,6 @@ class LayerPages(NamedTuple):
         """The tensors whose first axis is the page, so without static scales."""
         return {name: tensor for name, tensor in self.tensors().items() if tensor.ndim > 1}
 
-    def static_scale(self, sides: str) -> Tensor | None:
-        """The given scales of "k", "v" or "kv" as [sides, 1, 1, 1]; None if there is none per tensor."""
-        scales = [scale for _, scale in map(self.side, sides) if scale is not None and scale.ndim == 1]
-        return torch.cat(scales).view(-1, 1, 1, 1) if scales else None
-
 
 def check_pages(cache: LayerPages) -> None:
     """ValueError if a tensor's shape, dtype or layout does not fit the KV format."""

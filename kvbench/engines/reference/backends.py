@@ -1,7 +1,7 @@
 """Backends: whose code writes and reads the KV pages and attends to them, and which kernels are theirs.
 
-One object a backend, under its name in `kvbench.matrix.resolve_backend`. Triton is imported when its kernels are
-first needed.
+One object a backend, under its name in `kvbench.matrix.resolve_backend`. Triton is imported when its kernels
+are first needed.
 """
 
 from collections.abc import Callable, Iterable

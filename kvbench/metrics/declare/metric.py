@@ -78,7 +78,9 @@ class Unable:
 
 @dataclass(frozen=True)
 class Metric:
-    """better: "lower", "higher" or "" (neither). heading: of its column. plausible: closed interval outside
+    """One metric: what its numbers mean and how they are judged.
+
+    better: "lower", "higher" or "" (neither). heading: of its column. plausible: closed interval outside
     which a value is a fault; None: the unit's. paired: a difference from the baseline, so baseline cells have
     no such row. sampled: judged only with an interval. none: the value that means no change. brief: a console
     has room for it. effect: how its change between two runs is estimated; None: shown, not judged by

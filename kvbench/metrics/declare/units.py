@@ -9,7 +9,9 @@ EXACT_DIGITS = 8  # a bare number that is exact in this many digits is printed w
 
 @dataclass(frozen=True)
 class Unit:
-    """low, high: the possible values; a limit outside decides nothing. plausible: closed interval outside
+    """What a number counts, and how it is printed.
+
+    low, high: the possible values; a limit outside decides nothing. plausible: closed interval outside
     which a measured value is a fault, unless the metric names its own; None: the possible values. digits:
     significant digits of a value without an interval. counts: printed whole where it is whole. bare: the name
     is not printed after the value. signed: printed with its sign. padded: trailing zeros are kept."""

@@ -128,6 +128,7 @@ def prepare(task: Task, session: Session, baseline: Record | None, progress: Pro
         native=native.make,
         emulator=emulator.make,
         baseline=baseline,
+        is_baseline=task.baseline is None,
         data_dir=session.data_dir,
         progress=progress,
     )
