@@ -251,7 +251,8 @@ def test_a_scale_of_a_layer_that_the_model_has_not_is_warned_of(folder):
     assert model.warnings("checkpoint") == ()
     edit(folder, {AT.format(99, "k_scale"): torch.tensor(0.5)})
     (said,) = engine_on(folder).model.warnings("checkpoint")
-    assert f"({AT.format(99, 'k_scale')}), which are not read: the model has 4 layers" in said
+    due = "which are not read: the model has 4 layers, and these are of later ones."
+    assert said.endswith(f"({AT.format(99, 'k_scale')}), {due}")
 
 
 def test_scales_of_all_shards_reach_the_store(folder):
@@ -262,7 +263,7 @@ def test_scales_of_all_shards_reach_the_store(folder):
         own = {k: tensors[k] for k in tensors if parts[k] == part}
         save_file(own, folder / part, metadata={"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": parts}))
-    assert [round(row["v"], 6) for row in live_scales(engine_on(folder).store)] == [0.02, 0.04, 0.06, 0.08]
+    assert [row["v"] for row in live_scales(engine_on(folder).store)] == [row["v"] for row in ENTRIES]
 
 
 @pytest.mark.slow

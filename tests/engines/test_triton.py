@@ -271,8 +271,9 @@ FAULTS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", [name if name == "bytes" else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS]
+)
 def test_a_fault_is_named(maker, monkeypatch, name):
     fault, level, said = FAULTS[name]
     fault(monkeypatch)

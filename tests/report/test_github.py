@@ -62,9 +62,9 @@ def test_the_worst_ten_come_first_and_none_is_hidden(passing):
     outcomes = [outcome(*words.split()) for words in order]
     outcomes.insert(2, outcome("not_evaluated", "optional", required=False))
     found = annotated(passing, *outcomes, outcome("fail", "g", required=False))
-    sentences = ["e fail.", "g fail.", "d inconclusive.", "f inconclusive.", "b not_evaluated."]
+    sentences = ["e fail.", "g fail.", "b not_evaluated.", "d inconclusive.", "f inconclusive."]
     assert [(a.level, a.sentence) for a in found] == [("error", sentence) for sentence in sentences]
-    assert found[2].title == "kvbench inconclusive: d (int8_sym · batch 1 · context 128)"
+    assert found[3].title == "kvbench inconclusive: d (int8_sym · batch 1 · context 128)"
     assert annotated(passing, outcome("pass")) == []
     checks = [outcome("fail", f"c{i}") for i in range(MOST + 1)]
     assert [a.level for a in annotated(passing, *checks[:MOST])] == ["error"] * MOST
