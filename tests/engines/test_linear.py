@@ -1,4 +1,4 @@
-"""Linear layers replaced for decode: nothing changes where the skinny path is not taken, and one op a group where it is."""
+"""Linear layers replaced for decode: one op a group where the skinny path is taken, else no change."""
 
 import copy
 
@@ -12,15 +12,15 @@ from kvbench.engines.reference.weights import linear
 from kvbench.engines.reference.weights.linear import SkinnyLinear, replace_linears, takes_skinny
 
 SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
 
 
-def tiny(biased=False):
+def tiny(biased=False, **sizes):
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(**SIZES)) if biased else LlamaForCausalLM(LlamaConfig(**SIZES))
-    return model.eval()
+    kind, config = (Qwen2ForCausalLM, Qwen2Config) if biased else (LlamaForCausalLM, LlamaConfig)
+    return kind(config(**{**SIZES, **sizes})).eval()
 
 
 @torch.no_grad()
@@ -32,7 +32,6 @@ def logits(model):
 def taken(monkeypatch):
     """The skinny path is taken on the CPU too (there the op is its torch twin): outputs of each op call."""
     calls = []
-
     one, many = linear.skinny_linear_op, linear.skinny_linear_many_op
 
     def one_call(x, weight, bias):
@@ -60,23 +59,15 @@ def test_on_a_cpu_nothing_changes(biased):
     assert replace_linears(model) == 0
 
 
-@pytest.mark.parametrize("biased", [False, True])
-def test_the_skinny_path_gives_the_same_with_one_op_a_group(biased, taken):
+@pytest.mark.parametrize(("biased", "grouped"), [(False, True), (True, True), (False, False)])
+def test_the_skinny_path_gives_the_same_with_one_op_a_group_or_linear(biased, grouped, taken):
     model = tiny(biased)
     before = logits(model)
-    replace_linears(model)
+    replace_linears(model, grouped=grouped)
     assert torch.equal(logits(model), before)
-    assert taken == [3, 1, 2, 1] * 2 + [1]
+    assert taken == ([3, 1, 2, 1] * 2 + [1] if grouped else [1] * 15)
     assert all(m.ahead is None for m in model.modules() if isinstance(m, SkinnyLinear))
     assert torch.equal(logits(copy.deepcopy(model)), before)
-
-
-def test_ungrouped_is_one_op_a_linear(taken):
-    model = tiny()
-    before = logits(model)
-    replace_linears(model, grouped=False)
-    assert torch.equal(logits(model), before)
-    assert taken == [1] * 15
 
 
 def test_a_sibling_with_another_input_computes_for_itself(taken):
@@ -127,14 +118,10 @@ def test_the_path_is_chosen_from_device_rows_shape_and_dtype():
 
 @torch.no_grad()
 def test_ops_compile_in_one_graph_and_their_fakes_have_the_shapes():
-    x, a, b = torch.randn(2, 1, 8), torch.randn(4, 8), torch.randn(6, 8)
-    bias = torch.randn(4)
-    torch.library.opcheck(
-        linear.skinny_linear_op, (x, a, bias), test_utils=("test_schema", "test_faketensor")
-    )
-    torch.library.opcheck(
-        linear.skinny_linear_many_op, (x, [a, b], []), test_utils=("test_schema", "test_faketensor")
-    )
+    x, a, b, bias = torch.randn(2, 1, 8), torch.randn(4, 8), torch.randn(6, 8), torch.randn(4)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(linear.skinny_linear_op, (x, a, bias), test_utils=checks)
+    torch.library.opcheck(linear.skinny_linear_many_op, (x, [a, b], []), test_utils=checks)
 
     def both(x):
         p, q = linear.skinny_linear_many_op(x, [a, b], [])
