@@ -70,28 +70,28 @@ def test_the_skinny_path_gives_the_same_with_one_op_a_group_or_linear(biased, gr
     assert torch.equal(logits(copy.deepcopy(model)), before)
 
 
+def siblings(**linears):
+    return nn.ModuleDict({f"{name}_proj": made for name, made in linears.items()})
+
+
+@torch.no_grad()
 def test_a_sibling_with_another_input_computes_for_itself(taken):
-    model = nn.Module()
-    model.gate_proj, model.up_proj = nn.Linear(8, 4), nn.Linear(8, 4)
+    model = siblings(gate=nn.Linear(8, 4), up=nn.Linear(8, 4))
     replace_linears(model)
     a, b = torch.randn(1, 8), torch.randn(1, 8)
-    plain = nn.functional.linear
-    with torch.no_grad():
-        model.gate_proj(a)
-        assert torch.equal(model.up_proj(b), plain(b, model.up_proj.weight, model.up_proj.bias))
-        assert torch.equal(model.up_proj(a), plain(a, model.up_proj.weight, model.up_proj.bias))
+    model.gate_proj(a)
+    for x in (b, a):
+        assert torch.equal(model.up_proj(x), nn.functional.linear(x, *model.up_proj.parameters()))
 
 
 def test_subclasses_and_unlike_siblings_are_left_alone(taken):
     class Adapter(nn.Linear):
         pass
 
-    model = nn.Module()
-    model.gate_proj, model.up_proj, model.q_proj = nn.Linear(8, 4), Adapter(8, 4), Adapter(8, 4)
+    model = siblings(gate=nn.Linear(8, 4), up=Adapter(8, 4), q=Adapter(8, 4))
     assert replace_linears(model) == 1
     assert type(model.up_proj) is Adapter
-    model = nn.Module()
-    model.gate_proj, model.up_proj = nn.Linear(8, 4), nn.Linear(8, 4, bias=False)
+    model = siblings(gate=nn.Linear(8, 4), up=nn.Linear(8, 4, bias=False))
     assert replace_linears(model) == 2
     model.gate_proj(torch.zeros(1, 8))
     assert taken == [1]
@@ -133,14 +133,13 @@ def test_ops_compile_in_one_graph_and_their_fakes_have_the_shapes():
 @torch.no_grad()
 def test_layers_compiled_one_by_one_share_one_compilation(monkeypatch):
     monkeypatch.setattr(linear, "takes_skinny", lambda x, weight: True)
-    model = tiny()
+    model, counter = tiny(), CompileCounter()
     layers = model.model.layers
     x, position = torch.randn(1, 1, 32), torch.zeros(1, 1, dtype=torch.long)
     rope = model.model.rotary_emb(x, position)
     before = [layer(x, position_embeddings=rope) for layer in layers]
     replace_linears(model)
     torch._dynamo.reset()
-    counter = CompileCounter()
     for layer in layers:
         layer.compile(fullgraph=True, dynamic=False, backend=counter)
     for _ in range(2):

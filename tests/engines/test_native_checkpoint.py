@@ -39,27 +39,29 @@ def bytes_of_fp8(tensors):
     return {UP: raw(codes), f"{UP}_scale_inv": scales}
 
 
-@pytest.mark.parametrize(("change", "dtype"), [(int8, "I8"), (bytes_of_fp8, "U8"), (codes_alone, "I8")])
+def shorter_names(tensors):
+    tensors |= codes_alone(tensors)
+    for key in [key for key in tensors if key.startswith("model.")]:
+        tensors[key.removeprefix("model.")] = tensors.pop(key)
+
+
+REFUSED = [
+    (int8, f"holds {UP} as I8, but its config.json has no quant"),
+    (bytes_of_fp8, f"holds {UP} as U8, but its config.json has no quant"),
+    (codes_alone, f"holds {UP} as I8, but its config.json has no quant"),
+    (shorter_names, f"holds {UP.removeprefix('model.')} as I8"),
+    *(({f"{K_PROJ}.{scale}": torch.ones(1)}, f"holds {K_PROJ}.{scale}, which nothing reads")
+      for scale in ("weight_scale", "weight_scale_inv", "scales")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "said"), REFUSED)
 @pytest.mark.parametrize("weights", ["native", "fp8_block128"])
-def test_a14_t2_integers_in_place_of_a_weight_are_an_error(tmp_path, change, dtype, weights):
-    with pytest.raises(KvbenchError, match=f"holds {UP} as {dtype}, but its config.json has no quant"):
+def test_a14_t2_integers_for_a_weight_and_scales_that_nothing_reads_are_errors(
+    tmp_path, change, said, weights
+):
+    with pytest.raises(KvbenchError, match=said):
         load(write(tmp_path, change), weights=weights)
-
-
-def test_a14_t2_integers_under_a_shorter_name_are_an_error(tmp_path):
-    def change(tensors):
-        tensors |= codes_alone(tensors)
-        for key in [key for key in tensors if key.startswith("model.")]:
-            tensors[key.removeprefix("model.")] = tensors.pop(key)
-
-    with pytest.raises(KvbenchError, match=f"holds {UP.removeprefix('model.')} as I8"):
-        load(write(tmp_path, change), weights="native")
-
-
-@pytest.mark.parametrize("name", [f"{K_PROJ}.weight_scale", f"{K_PROJ}.weight_scale_inv", f"{K_PROJ}.scales"])
-def test_a14_t2_a_scale_of_a_weight_that_nothing_reads_is_an_error(tmp_path, name):
-    with pytest.raises(KvbenchError, match=f"holds {name}, which nothing reads"):
-        load(write(tmp_path, {name: torch.ones(1)}), weights="native")
 
 
 def test_a14_t2_quantize_refuses_codes_and_writes_nothing(tmp_path):

@@ -69,6 +69,11 @@ def some(loaded, name="layers.2.mlp.up_proj"):
     return next((n, m) for n, m in loaded.model.named_modules() if n.endswith(name))
 
 
+def is_mismatch(found, said):
+    assert found.state == MISMATCH
+    assert said in found.sentence
+
+
 def modules_of(loaded):
     return {n: m for n, m in loaded.model.named_modules() if isinstance(m, Fp8Linear)}
 
@@ -80,7 +85,7 @@ def plain(module):
     return made
 
 
-def test_fp8_weights_are_verified_at_every_level(fp8):
+def test_fp8_weights_are_verified_at_every_level_and_a_compiler_calls_what_the_probes_call(fp8):
     found = take(fp8)
     assert (found.state, found.effective, found.effective_weights) == (VERIFIED, "native", "fp8_block128")
     own = [x.name for x in found.levels if x.name.endswith("weights")]
@@ -99,6 +104,9 @@ def test_fp8_weights_are_verified_at_every_level(fp8):
     assert e4.state == VERIFIED
     assert e4.sentence == "Every FP8 layer was computed in a probed decode step: reference 24 times."
     assert found.precision["gemm"] == "not measured"
+    _, module = some(fp8)
+    x = torch.randn(3, module.in_features)
+    assert torch.equal(module(x), fp8linear.fp8_linear_op(x, module.weight, module.weight_scale_inv, None))
 
 
 def test_native_weights_are_verified_native():
@@ -166,9 +174,7 @@ def test_codes_and_scales_changed_after_loading_are_not_the_source_and_without_s
     name, module = some(fp8, "layers.0.mlp.up_proj")
     said = f"{name}, rows from 0: the stored {{}} differ from the source's"
     module.weight.data.view(torch.uint8)[0, 0] ^= 1
-    e2 = level(take(fp8), "E2")
-    assert e2.state == MISMATCH
-    assert said.format("codes") in e2.sentence
+    is_mismatch(level(take(fp8), "E2"), said.format("codes"))
     module.weight.data.view(torch.uint8)[0, 0] ^= 1
     scales = module.weight_scale_inv.data.clone()
     module.weight_scale_inv.data.fill_(1.0)
@@ -181,9 +187,7 @@ def test_codes_and_scales_changed_after_loading_are_not_the_source_and_without_s
 def test_products_that_nobody_recorded_are_missed(fp8):
     _, module = some(fp8, "layers.1.mlp.down_proj")
     module.forward = lambda x: x.new_zeros(*x.shape[:-1], module.out_features)
-    e4 = level(take(fp8), "E4")
-    assert e4.state == MISMATCH
-    assert "times in 2 forwards" in e4.sentence
+    is_mismatch(level(take(fp8), "E4"), "times in 2 forwards")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -210,8 +214,7 @@ def test_outputs_of_native_weights_are_named_where_the_tolerance_lets_them_pass(
     monkeypatch.setitem(fp8_linear._PATHS, "reference", native)
     monkeypatch.setitem(weightprobe.TOLERANCE, torch.float32, 1.0)
     e5 = weightprobe.probe_weights(fp8, decided(fp8))[2]
-    assert e5.state == MISMATCH
-    assert "outputs are closer to those of native weights than to those of the stored ones" in e5.sentence
+    is_mismatch(e5, "outputs are closer to those of native weights than to those of the stored ones")
 
 
 def test_a_gemm_dropped_between_decision_and_engine_is_named(fp8):
@@ -220,7 +223,7 @@ def test_a_gemm_dropped_between_decision_and_engine_is_named(fp8):
     used.gemm = "reference"
     used.prefill(used.add(), list(range(8)))
     e4 = level(evidence.examine(used, reads_expected=True), "E4")
-    assert "the engine runs gemm reference, and w8a16 was resolved" in e4.sentence
+    is_mismatch(e4, "the engine runs gemm reference, and w8a16 was resolved")
 
 
 def test_biases_are_whole_after_the_probe_and_one_that_is_not_added_is_named(monkeypatch):
@@ -231,16 +234,7 @@ def test_biases_are_whole_after_the_probe_and_one_that_is_not_added_is_named(mon
     assert all(torch.equal(p, before[n]) for n, p in loaded.model.named_parameters() if n in before)
     honest = blockwise.fp8_dequantize_matmul_torch
     monkeypatch.setitem(fp8_linear._PATHS, "reference", lambda *args, bias=None: honest(*args[:3]))
-    e5 = level(take(loaded), "E5")
-    assert e5.state == MISMATCH
-    assert "q_proj does not add its bias" in e5.sentence
-
-
-def test_the_op_is_the_module(fp8):
-    """What a compiler calls is what the probes call."""
-    _, module = some(fp8)
-    x = torch.randn(3, module.in_features)
-    assert torch.equal(module(x), fp8linear.fp8_linear_op(x, module.weight, module.weight_scale_inv, None))
+    is_mismatch(level(take(loaded), "E5"), "q_proj does not add its bias")
 
 
 def test_a_quantizer_that_is_wrong_for_layer_and_sample_alike_is_outside_the_bound(monkeypatch):
@@ -250,9 +244,7 @@ def test_a_quantizer_that_is_wrong_for_layer_and_sample_alike_is_outside_the_bou
 
     monkeypatch.setattr(fp8linear, "quantize_blocks", cut)
     monkeypatch.setattr(weights, "quantize_blocks", cut)
-    e2 = level(take(loaded_as()), "E2")
-    assert e2.state == MISMATCH
-    assert "times E4M3's rounding from the native weight" in e2.sentence
+    is_mismatch(level(take(loaded_as()), "E2"), "times E4M3's rounding from the native weight")
 
 
 def test_a_model_that_is_loaded_again_is_probed_again_and_its_storage_with_every_task(fp8):
