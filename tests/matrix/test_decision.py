@@ -153,10 +153,9 @@ def test_auto_takes_the_best_backend_and_is_no_fallback(model, device, resolved,
 
 
 def test_what_no_kernel_has_is_a_fallback():
-    for backend, model, aspect, resolved, reason in (
-        ("triton", ODD, "backend", "torch", "head_dim"),
-        ("auto", MLA, "kv_format", "native", "mla_not_validated"),
-    ):
+    no_kernel = ("triton", ODD, "backend", "torch", "head_dim")
+    no_format = ("auto", MLA, "kv_format", "native", "mla_not_validated")
+    for backend, model, aspect, resolved, reason in (no_kernel, no_format):
         request = replace(REQUEST, backend=backend, device="cuda")
         decision = resolve(request, model)
         choice = getattr(decision, aspect)
