@@ -57,9 +57,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("change", "said"), REFUSED)
 @pytest.mark.parametrize("weights", ["native", "fp8_block128"])
-def test_a14_t2_integers_for_a_weight_and_scales_that_nothing_reads_are_errors(
-    tmp_path, change, said, weights
-):
+def test_a14_t2_integer_weights_and_scales_that_nothing_reads_are_errors(tmp_path, change, said, weights):
     with pytest.raises(KvbenchError, match=said):
         load(write(tmp_path, change), weights=weights)
 
