@@ -6,24 +6,18 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear, join_siblings, using
 from kvbench.engines.reference.weights.quantize_model import quantize_model
 from kvbench.errors import KvbenchError
 from kvbench_kernels.launches import record
-
-# 4 heads of 64 on 2: q has 256 rows, k and v 128 each, whole blocks; gate and up have 320, which are not.
-SIZES = {
-    "vocab_size": 64, "hidden_size": 256, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
+from tests.engines.test_linear import logits, tiny
 
 
 def fp8_model(biased=False, joined=True):
-    torch.manual_seed(0)
-    made = Qwen2ForCausalLM(Qwen2Config(**SIZES)) if biased else LlamaForCausalLM(LlamaConfig(**SIZES))
-    model = made.eval().requires_grad_(False)
+    """4 heads of 64 on 2: q has 256 rows, k and v 128, whole blocks; gate and up have 320, which are not."""
+    model = tiny(biased, hidden_size=256, intermediate_size=320).requires_grad_(False)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.normal_(parameter)
@@ -31,11 +25,6 @@ def fp8_model(biased=False, joined=True):
     if joined:
         join_siblings(model)
     return model
-
-
-@torch.inference_mode()
-def logits(model):
-    return model(torch.tensor([[3, 5, 7]]), use_cache=False).logits
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -50,7 +39,7 @@ def test_joined_siblings_give_the_same_in_fewer_products(biased):
     assert [launch.product for launch in together][:2] == [(3, 512, 256), (3, 256, 256)]
 
 
-def test_joining_holds_nothing_twice():
+def test_joined_layers_hold_nothing_twice_and_refuse_to_be_moved_and_cast():
     model = fp8_model()
     first = next(m for m in model.modules() if isinstance(m, Fp8Linear) and m.group)
     assert first._joined is not None
@@ -58,34 +47,26 @@ def test_joining_holds_nothing_twice():
     assert {m.weight.untyped_storage().data_ptr() for m in first.group} == {joined}
     assert first._joined[0].shape == (512, 256)
     assert sum(m.weight.numel() for m in first.group) == first._joined[0].numel()
+    with pytest.raises(KvbenchError, match="before join_siblings"):
+        model.to(torch.bfloat16)
 
 
 def test_only_the_very_same_input_takes_a_sibling_s_product():
-    model = fp8_model()
-    attention = model.get_submodule("model.layers.0.self_attn")
+    attention, apart = (fp8_model(joined=j).model.layers[0].self_attn for j in (True, False))
     x = torch.randn(2, 256)
     q, k = attention.q_proj(x), attention.k_proj(2 * x)
-    apart = fp8_model(joined=False).get_submodule("model.layers.0.self_attn")
     assert torch.equal(q, apart.q_proj(x))
     assert torch.equal(k, apart.k_proj(2 * x))
 
 
 def test_one_compilation_serves_all_layers():
-    model = fp8_model()
-    expected = logits(model)
-    counter = CompileCounter()
-    layers = model.get_submodule("model.layers")
-    kind = type(layers[0])
-    compiled = torch.compile(kind.forward, backend=counter, fullgraph=True, dynamic=False)
+    model, counter = fp8_model(), CompileCounter()
+    expected, layers = logits(model), model.model.layers
+    compiled = torch.compile(type(layers[0]).forward, backend=counter, fullgraph=True, dynamic=False)
     for layer in layers:
         layer.forward = compiled.__get__(layer)
     assert torch.equal(logits(model), expected)
     assert counter.frame_count == 1
-
-
-def test_joined_layers_refuse_to_be_moved_and_cast():
-    with pytest.raises(KvbenchError, match="before join_siblings"):
-        fp8_model().to(torch.bfloat16)
 
 
 def test_a14_t4_a_cast_of_the_model_leaves_codes_and_scales_as_they_are():
@@ -100,8 +81,6 @@ def test_a14_t4_a_cast_of_the_model_leaves_codes_and_scales_as_they_are():
 
 
 def test_the_path_is_put_back_after_a_forward():
-    from kvbench.engines.reference.weights import fp8_linear as fp8linear
-
     def fails():
         with using("w8a8"):
             assert fp8linear._gemm == "w8a8"

@@ -1,4 +1,4 @@
-"""Linear layers replaced for decode: nothing changes where the skinny path is not taken, and one op a group where it is."""
+"""Linear layers replaced for decode: one op a group where the skinny path is taken, else no change."""
 
 import copy
 
@@ -12,15 +12,15 @@ from kvbench.engines.reference.weights import linear
 from kvbench.engines.reference.weights.linear import SkinnyLinear, replace_linears, takes_skinny
 
 SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
 
 
-def tiny(biased=False):
+def tiny(biased=False, **sizes):
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(**SIZES)) if biased else LlamaForCausalLM(LlamaConfig(**SIZES))
-    return model.eval()
+    kind, config = (Qwen2ForCausalLM, Qwen2Config) if biased else (LlamaForCausalLM, LlamaConfig)
+    return kind(config(**{**SIZES, **sizes})).eval()
 
 
 @torch.no_grad()
@@ -32,7 +32,6 @@ def logits(model):
 def taken(monkeypatch):
     """The skinny path is taken on the CPU too (there the op is its torch twin): outputs of each op call."""
     calls = []
-
     one, many = linear.skinny_linear_op, linear.skinny_linear_many_op
 
     def one_call(x, weight, bias):
@@ -60,47 +59,39 @@ def test_on_a_cpu_nothing_changes(biased):
     assert replace_linears(model) == 0
 
 
-@pytest.mark.parametrize("biased", [False, True])
-def test_the_skinny_path_gives_the_same_with_one_op_a_group(biased, taken):
+@pytest.mark.parametrize(("biased", "grouped"), [(False, True), (True, True), (False, False)])
+def test_the_skinny_path_gives_the_same_with_one_op_a_group_or_linear(biased, grouped, taken):
     model = tiny(biased)
     before = logits(model)
-    replace_linears(model)
+    replace_linears(model, grouped=grouped)
     assert torch.equal(logits(model), before)
-    assert taken == [3, 1, 2, 1] * 2 + [1]
+    assert taken == ([3, 1, 2, 1] * 2 + [1] if grouped else [1] * 15)
     assert all(m.ahead is None for m in model.modules() if isinstance(m, SkinnyLinear))
     assert torch.equal(logits(copy.deepcopy(model)), before)
 
 
-def test_ungrouped_is_one_op_a_linear(taken):
-    model = tiny()
-    before = logits(model)
-    replace_linears(model, grouped=False)
-    assert torch.equal(logits(model), before)
-    assert taken == [1] * 15
+def siblings(**linears):
+    return nn.ModuleDict({f"{name}_proj": made for name, made in linears.items()})
 
 
+@torch.no_grad()
 def test_a_sibling_with_another_input_computes_for_itself(taken):
-    model = nn.Module()
-    model.gate_proj, model.up_proj = nn.Linear(8, 4), nn.Linear(8, 4)
+    model = siblings(gate=nn.Linear(8, 4), up=nn.Linear(8, 4))
     replace_linears(model)
     a, b = torch.randn(1, 8), torch.randn(1, 8)
-    plain = nn.functional.linear
-    with torch.no_grad():
-        model.gate_proj(a)
-        assert torch.equal(model.up_proj(b), plain(b, model.up_proj.weight, model.up_proj.bias))
-        assert torch.equal(model.up_proj(a), plain(a, model.up_proj.weight, model.up_proj.bias))
+    model.gate_proj(a)
+    for x in (b, a):
+        assert torch.equal(model.up_proj(x), nn.functional.linear(x, *model.up_proj.parameters()))
 
 
 def test_subclasses_and_unlike_siblings_are_left_alone(taken):
     class Adapter(nn.Linear):
         pass
 
-    model = nn.Module()
-    model.gate_proj, model.up_proj, model.q_proj = nn.Linear(8, 4), Adapter(8, 4), Adapter(8, 4)
+    model = siblings(gate=nn.Linear(8, 4), up=Adapter(8, 4), q=Adapter(8, 4))
     assert replace_linears(model) == 1
     assert type(model.up_proj) is Adapter
-    model = nn.Module()
-    model.gate_proj, model.up_proj = nn.Linear(8, 4), nn.Linear(8, 4, bias=False)
+    model = siblings(gate=nn.Linear(8, 4), up=nn.Linear(8, 4, bias=False))
     assert replace_linears(model) == 2
     model.gate_proj(torch.zeros(1, 8))
     assert taken == [1]
@@ -127,14 +118,10 @@ def test_the_path_is_chosen_from_device_rows_shape_and_dtype():
 
 @torch.no_grad()
 def test_ops_compile_in_one_graph_and_their_fakes_have_the_shapes():
-    x, a, b = torch.randn(2, 1, 8), torch.randn(4, 8), torch.randn(6, 8)
-    bias = torch.randn(4)
-    torch.library.opcheck(
-        linear.skinny_linear_op, (x, a, bias), test_utils=("test_schema", "test_faketensor")
-    )
-    torch.library.opcheck(
-        linear.skinny_linear_many_op, (x, [a, b], []), test_utils=("test_schema", "test_faketensor")
-    )
+    x, a, b, bias = torch.randn(2, 1, 8), torch.randn(4, 8), torch.randn(6, 8), torch.randn(4)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(linear.skinny_linear_op, (x, a, bias), test_utils=checks)
+    torch.library.opcheck(linear.skinny_linear_many_op, (x, [a, b], []), test_utils=checks)
 
     def both(x):
         p, q = linear.skinny_linear_many_op(x, [a, b], [])
@@ -146,14 +133,13 @@ def test_ops_compile_in_one_graph_and_their_fakes_have_the_shapes():
 @torch.no_grad()
 def test_layers_compiled_one_by_one_share_one_compilation(monkeypatch):
     monkeypatch.setattr(linear, "takes_skinny", lambda x, weight: True)
-    model = tiny()
+    model, counter = tiny(), CompileCounter()
     layers = model.model.layers
     x, position = torch.randn(1, 1, 32), torch.zeros(1, 1, dtype=torch.long)
     rope = model.model.rotary_emb(x, position)
     before = [layer(x, position_embeddings=rope) for layer in layers]
     replace_linears(model)
     torch._dynamo.reset()
-    counter = CompileCounter()
     for layer in layers:
         layer.compile(fullgraph=True, dynamic=False, backend=counter)
     for _ in range(2):

@@ -38,12 +38,12 @@ def model(**given):
     return KvbenchLM(**{**TINY, "kv_format": "int8_sym", **given})
 
 
-def request(kind, *args, task="one"):
-    return Instance(request_type=kind, doc={}, arguments=args, idx=0, metadata=(task, 0, 1))
+def request(kind, *args):
+    return Instance(request_type=kind, doc={}, arguments=args, idx=0, metadata=("one", 0, 1))
 
 
-def pairs(*texts, task="one"):
-    return [request("loglikelihood", *own, task=task) for own in texts]
+def pairs(*texts):
+    return [request("loglikelihood", *own) for own in texts]
 
 
 PAIRS = pairs(
@@ -155,17 +155,9 @@ def test_the_command_line_gives_the_scores_that_our_runner_stores(tmp_path, monk
 
     monkeypatch.setattr(sys, "argv", ["kvbench"])  # put back after the test: lm-eval reads it
     cell = "pretrained=tiny-llama,plumbing=true,kv_format=int8_sym,device=cpu"
-    arguments = [
-        "lm-eval",
-        "--model",
-        "kvbench",
-        "--model_args",
-        cell,
-        "--tasks",
-        ",".join(names),
-        "--log_samples",
-    ]
-    arguments += ["--include_path", str(tmp_path / "tasks"), "--output_path", str(tmp_path / "out")]
+    arguments = ["lm-eval", "--model", "kvbench", "--model_args", cell, "--tasks", ",".join(names)]
+    arguments += ["--log_samples", "--include_path", str(tmp_path / "tasks")]
+    arguments += ["--output_path", str(tmp_path / "out")]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     (proof,) = [line for line in done.stderr.splitlines() if line.startswith("kvbench: effective")]
@@ -195,17 +187,17 @@ def test_the_command_line_gives_the_scores_that_our_runner_stores(tmp_path, monk
 # Nothing unproven leaves.
 
 
-def secretly_native(*args, **keys):
-    return Engine(args[0], native_of(args[1]), *args[2:], **keys)
+def secretly_native():
+    def engine(*args, **keys):
+        return Engine(args[0], native_of(args[1]), *args[2:], **keys)
+
+    return patch.object(reference_kind, "Engine", engine)
 
 
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        (
-            lambda: patch.object(reference_kind, "Engine", secretly_native),
-            "the decision did not reach the engine",
-        ),
+        (secretly_native, "the decision did not reach the engine"),
         (hops.every_store("native"), "int8_sym was resolved, the evidence shows native"),
         (hops.one_layer_native, "layer 3 K is stored as native"),
     ],
@@ -219,8 +211,7 @@ def test_answers_of_an_engine_that_is_secretly_native_are_withheld(quantized, ki
     before = len(quantized.proofs)
     with fault(), pytest.raises(Unproven, match=says) as caught:
         getattr(quantized, kind)(requests)
-    assert caught.value.exit_code == 1
-    assert len(quantized.proofs) == before
+    assert (caught.value.exit_code, len(quantized.proofs)) == (1, before)
 
 
 def test_a_decision_that_drops_the_format_is_withheld():
@@ -309,10 +300,8 @@ def test_what_the_engine_refuses_is_refused_here():
 
 
 def test_settings_that_no_text_can_follow_are_refused(quantized):
-    for given, says in (
-        ({"num_beams": 4}, "gen_kwargs.num_beams is not known; accepted are gen_kwargs.do_sample"),
-        ({"max_gen_toks": 4096}, "4096 new tokens"),
-    ):
+    beams = "gen_kwargs.num_beams is not known; accepted are gen_kwargs.do_sample"
+    for given, says in (({"num_beams": 4}, beams), ({"max_gen_toks": 4096}, "4096 new tokens")):
         with pytest.raises(UsageError, match=says):
             quantized.generate_until([request("generate_until", "a", given)])
     with pytest.raises(KvbenchError, match="A continuation of 0 tokens"):

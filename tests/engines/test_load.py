@@ -5,13 +5,17 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
 from kvbench.engines.reference.load import load_model
 from kvbench.errors import KvbenchError, Refused, UsageError
 from kvbench.models.catalog import TINY
 from kvbench.models.source import config_facts
+from tests.factories.checkpoints import FILE, configure, edit
+
+
+def load(model="tiny-llama", dtype="float32", **keys):
+    return load_model({"model": str(model), **keys}, "cpu", dtype)
 
 
 def logits(loaded, text="A page holds sixteen tokens; the café is open."):
@@ -24,37 +28,29 @@ def logits(loaded, text="A page holds sixteen tokens; the café is open."):
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_config_and_modules_agree_on_tiny_models(name):
-    loaded = load_model({"model": name}, "cpu", "float32")
+def test_config_and_modules_agree_on_tiny_models_whose_logits_vary_and_repeat(name):
+    loaded = load(name)
     assert loaded.facts == config_facts({"model": name})
     assert loaded.random
     assert not loaded.model.training
     assert not any(p.requires_grad for p in loaded.model.parameters())
     assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_random_logits_vary_and_repeat(name):
-    first, again = (logits(load_model({"model": name}, "cpu", "float32")) for _ in range(2))
-    assert torch.equal(first, again)
+    first = logits(loaded)
+    assert torch.equal(first, logits(load(name)))
     assert 1.0 < first.std() < 10.0
     assert len(set(first.argmax(-1).tolist())) > 5
 
 
-def test_random_weights_leave_the_global_generator_alone():
+def test_random_weights_leave_the_global_generator_alone_and_have_the_dtype_asked_for():
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    load_model({"model": "tiny-llama"}, "cpu", "float32")
+    loaded = load(dtype="bfloat16")
     assert torch.equal(torch.rand(3), expected)
-
-
-def test_dtype_is_what_was_asked_for():
-    loaded = load_model({"model": "tiny-llama"}, "cpu", "bfloat16")
     assert {p.dtype for p in loaded.model.parameters()} == {torch.bfloat16}
     assert loaded.dtype_name == "bfloat16"
     with pytest.raises(UsageError, match="dtype 'int8' is unknown; choose one of float32"):
-        load_model({"model": "tiny-llama"}, "cpu", "int8")
+        load(dtype="int8")
 
 
 @pytest.mark.parametrize("text", ["plain", "héllo 漢字\n\t \x00", ""])
@@ -70,86 +66,64 @@ def test_byte_tokenizer_ids_are_bytes(text):
 def saved(tmp_path, monkeypatch):
     """A folder that transformers wrote, from a tiny model."""
     monkeypatch.setenv("KVBENCH_CACHE_DIR", str(tmp_path / "cache"))
-    loaded = load_model({"model": "tiny-llama"}, "cpu", "float32")
+    loaded = load()
     loaded.model.save_pretrained(tmp_path / "model")
     loaded.tokenizer.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
-def test_a_folder_gives_the_saved_model_back(saved):
-    loaded = load_model({"model": str(saved)}, "cpu", "float32")
-    original = load_model({"model": "tiny-llama"}, "cpu", "float32")
+def test_a_folder_gives_the_saved_model_back_and_its_random_twin_needs_no_weights(saved):
+    loaded, original = load(saved), load()
     assert not loaded.random
     assert loaded.facts == original.facts
     assert loaded.sha.startswith("files:")
     assert torch.equal(logits(loaded), logits(original))
-
-
-def test_random_weights_from_a_folder_need_no_weights(saved):
-    (saved / "model.safetensors").unlink()
-    loaded = load_model({"model": str(saved), "model_weights": "random"}, "cpu", "float32")
+    (saved / FILE).unlink()
+    loaded = load(saved, model_weights="random")
     assert loaded.random
     assert logits(loaded).std() > 1
 
 
-def test_a_damaged_folder_is_a_sentence(saved):
-    (saved / "model.safetensors").write_bytes(b"\0" * 64)
-    with pytest.raises(KvbenchError, match=r"could not be loaded .* whole transformers model"):
-        load_model({"model": str(saved)}, "cpu", "float32")
+def final_norm(value):
+    def spoil(folder):
+        edit(folder, lambda tensors: tensors["model.norm.weight"][63:].fill_(value))
+
+    return spoil
 
 
-def test_a_missing_tensor_is_an_error_and_not_random_numbers(saved):
-    tensors = load_file(saved / "model.safetensors")
-    del tensors["model.layers.2.self_attn.k_proj.weight"]
-    save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        KvbenchError, match=r"1 missing keys, the first is model\.layers\.2\.self_attn\.k_proj\.weight"
-    ):
-        load_model({"model": str(saved)}, "cpu", "float32")
+def pickled(folder):
+    (folder / FILE).unlink()
+    torch.save({}, folder / "pytorch_model.bin")
 
 
-def test_a_checkpoint_of_another_quantization_is_refused(saved):
-    config = json.loads((saved / "config.json").read_text())
-    quantization = {"quant_method": "gptq", "bits": 4}
-    (saved / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
-    with pytest.raises(UsageError, match=r"already quantized .* quant_method is gptq, expected fp8"):
-        load_model({"model": str(saved)}, "cpu", "float32")
+def other_tokenizer(folder):
+    """transformers takes the class from model_type, not from tokenizer.json: every id would be lost."""
+    load("tiny-qwen2").model.save_pretrained(folder)
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf")])
-def test_an_infinite_weight_is_an_error(saved, value):
-    tensors = load_file(saved / "model.safetensors")
-    tensors["model.norm.weight"][63] = value
-    save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(KvbenchError, match=rf"model\.norm\.weight .* holds {value} at index \[63\]"):
-        load_model({"model": str(saved)}, "cpu", "float32")
+def remote_code(folder):
+    configure(folder, model_type="own", auto_map={"AutoConfig": "own.Own"})
+    (folder / "own.py").write_text("raise SystemExit('this code must not run')\n")
 
 
-def test_a_tokenizer_that_loses_text_is_an_error(saved):
-    """transformers takes the class from model_type, whatever tokenizer.json holds: here every id would be lost."""
-    loaded = load_model({"model": "tiny-qwen2"}, "cpu", "float32")
-    loaded.model.save_pretrained(saved)
-    with pytest.raises(
-        KvbenchError, match=r"Qwen2Tokenizer\) turns 'The cat, 12 dogs.' into tokens that read ''"
-    ):
-        load_model({"model": str(saved)}, "cpu", "float32")
+K_PROJ = "model.layers.2.self_attn.k_proj.weight"
+GPTQ = {"quant_method": "gptq", "bits": 4}
 
 
-def test_pickled_weights_are_never_loaded(saved):
-    (saved / "model.safetensors").unlink()
-    torch.save({}, saved / "pytorch_model.bin")
-    with pytest.raises(UsageError, match="only pickled weights"):
-        load_model({"model": str(saved)}, "cpu", "float32")
-
-
-def test_remote_code_needs_the_matrix_to_say_so(saved):
-    config = json.loads((saved / "config.json").read_text())
-    (saved / "config.json").write_text(
-        json.dumps(config | {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}})
-    )
-    (saved / "own.py").write_text("raise SystemExit('this code must not run')\n")
-    with pytest.raises(KvbenchError, match="could not be loaded"):
-        load_model({"model": str(saved), "trust_remote_code": False}, "cpu", "float32")
+@pytest.mark.parametrize(("spoil", "error", "said"), [
+    (lambda f: (f / FILE).write_bytes(bytes(64)), KvbenchError, "could not be loaded .* whole transformers model"),
+    (lambda f: edit(f, {K_PROJ: None}), KvbenchError, f"1 missing keys, the first is {K_PROJ}"),
+    (final_norm(float("inf")), KvbenchError, r"model\.norm\.weight .* holds inf at index \[63\]"),
+    (final_norm(float("-inf")), KvbenchError, r"model\.norm\.weight .* holds -inf at index \[63\]"),
+    (lambda f: configure(f, GPTQ), UsageError, r"already quantized .* quant_method is gptq, expected fp8"),
+    (other_tokenizer, KvbenchError, r"Qwen2Tokenizer\) turns 'The cat, 12 dogs.' into tokens that read ''"),
+    (pickled, UsageError, "only pickled weights"),
+    (remote_code, KvbenchError, "could not be loaded"),
+])  # fmt: skip
+def test_a_spoilt_folder_is_refused_in_a_sentence(saved, spoil, error, said):
+    spoil(saved)
+    with pytest.raises(error, match=said):
+        load(saved, trust_remote_code=False)
 
 
 SMALL = {"vocab_size": 258, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -160,45 +134,33 @@ PAIR = ["sliding_attention", "full_attention"]
 
 def from_config(folder, model_type, **changes):
     (folder / "config.json").write_text(json.dumps({**SMALL, "model_type": model_type, **changes}))
-    return load_model({"model": str(folder), "model_weights": "random"}, "cpu", "float32")
+    return load(folder, model_weights="random")
 
 
-@pytest.mark.parametrize(
-    ("model_type", "changes"),
-    [
-        ("gpt2", {"num_key_value_heads": None}),
-        ("opt", {"num_key_value_heads": None, "ffn_dim": 64, "word_embed_proj_dim": 64}),
-        ("phi3", {}),
-        ("olmo2", {}),
-        ("granite", {}),
-        ("smollm3", {}),
-        ("gemma3_text", {"sliding_window": 16, "head_dim": 16, "layer_types": PAIR}),
-        ("exaone4", {"sliding_window": 16, "layer_types": PAIR}),
-        ("cohere2", {"sliding_window": 16, "layer_types": PAIR}),
-    ],
-)
+@pytest.mark.parametrize(("model_type", "changes"), [
+    ("gpt2", {"num_key_value_heads": None}),
+    ("opt", {"num_key_value_heads": None, "ffn_dim": 64, "word_embed_proj_dim": 64}),
+    *((name, {}) for name in ("phi3", "olmo2", "granite", "smollm3")),
+    ("gemma3_text", {"sliding_window": 16, "head_dim": 16, "layer_types": PAIR}),
+    *((name, {"sliding_window": 16, "layer_types": PAIR}) for name in ("exaone4", "cohere2")),
+])  # fmt: skip
 def test_other_families_bind_as_their_config_says(tmp_path, model_type, changes):
     loaded = from_config(tmp_path, model_type, **changes)
-    assert [layer.kind for layer in loaded.facts.layers] == (
-        ["sliding", "full"] if changes.get("layer_types") else ["full"] * 2
-    )
+    due = ["sliding" if "layer_types" in changes else "full", "full"]
+    assert [layer.kind for layer in loaded.facts.layers] == due
 
 
-@pytest.mark.parametrize(
-    ("model_type", "changes", "reason"),
-    [
-        ("bloom", {}, "attention_unsupported"),
-        (
-            "gpt_neo",
-            {"num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]},
-            "attention_unsupported",
-        ),
-        ("diffllama", {}, "shared_attention_module"),
-        ("bert", {"is_decoder": False}, "not_causal"),
-        ("falcon", {"multi_query": True}, "layers_without_attention"),
-        ("mamba", {}, "layers_without_attention"),
-    ],
-)
+GLOBAL = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]}
+
+
+@pytest.mark.parametrize(("model_type", "changes", "reason"), [
+    ("bloom", {}, "attention_unsupported"),
+    ("gpt_neo", GLOBAL, "attention_unsupported"),
+    ("diffllama", {}, "shared_attention_module"),
+    ("bert", {"is_decoder": False}, "not_causal"),
+    ("falcon", {"multi_query": True}, "layers_without_attention"),
+    ("mamba", {}, "layers_without_attention"),
+])  # fmt: skip
 def test_a10_t3_what_cannot_be_bound_is_refused_with_a_reason(tmp_path, model_type, changes, reason):
     with pytest.raises(Refused) as e:
         from_config(tmp_path, model_type, **changes)
@@ -215,7 +177,7 @@ def test_the_prepared_folder_holds_the_gguf_values_exactly():
 
     gguf = fetch("smollm2-135m-instruct")
     direct = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
-    loaded = load_model({"model": "smollm2-135m-instruct"}, "cpu", "float32")
+    loaded = load("smollm2-135m-instruct")
     assert loaded.facts == config_facts({"model": "smollm2-135m-instruct"})
     ours, theirs = loaded.model.state_dict(), direct.state_dict()
     assert ours.keys() == theirs.keys()
@@ -224,6 +186,6 @@ def test_the_prepared_folder_holds_the_gguf_values_exactly():
 
 @pytest.mark.model
 def test_the_default_model_speaks():
-    loaded = load_model({"model": "smollm2-135m-instruct"}, "cpu", "float32")
+    loaded = load("smollm2-135m-instruct")
     best = logits(loaded, "The capital of France is")[-1].argmax().item()
     assert loaded.tokenizer.decode([best]) == " Paris"

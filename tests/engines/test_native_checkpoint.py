@@ -1,87 +1,65 @@
-"""A checkpoint that says nothing of a quantization: codes and scales in it are named, and never taken for weights."""
+"""A checkpoint that says nothing of a quantization: its codes and scales are never taken for weights."""
 
 import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
-from kvbench.engines.reference.byte_tokenizer import byte_tokenizer
-from kvbench.engines.reference.load import load_model
 from kvbench.engines.reference.weights.quantize_checkpoint import quantize_checkpoint
 from kvbench.engines.reference.weights.tensor_files import check_unread
 from kvbench.errors import KvbenchError
 from kvbench.formats.checkpoint_scales import of_cache
-from kvbench.models.catalog import TINY
 from kvbench_kernels.gemm.blockwise import quantize_blocks
+from tests.factories.checkpoints import edit, load, native, raw
 
-Tensors = dict[str, Tensor]
 UP = "model.layers.1.mlp.up_proj.weight"
 K_PROJ = "model.layers.0.self_attn.k_proj"
+CACHE_SCALE = "model.layers.0.self_attn.k_scale"
 
 
-def write(folder, change, base="tiny-llama"):
+def write(folder, change):
     """A checkpoint of random weights with some of its tensors changed."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY[base]))
-    model.save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    tensors = {k: v.clone() for k, v in load_file(folder / "model.safetensors").items()}
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    edit(native(folder), change)
     return folder
 
 
-def load(folder, weights="native"):
-    return load_model({"model": str(folder), "weights": weights}, "cpu", "float32")
+def codes_alone(tensors):
+    scale = tensors[UP].abs().amax(1, keepdim=True) / 127
+    return {UP: (tensors[UP] / scale).round().to(torch.int8)}
 
 
 def int8(tensors):
-    scale = tensors[UP].abs().amax(1, keepdim=True) / 127
-    tensors[UP] = (tensors[UP] / scale).round().to(torch.int8)
-    tensors[f"{UP}_scale"] = scale
+    return codes_alone(tensors) | {f"{UP}_scale": tensors[UP].abs().amax(1, keepdim=True) / 127}
 
 
 def bytes_of_fp8(tensors):
     codes, scales = quantize_blocks(tensors[UP])
-    tensors[UP] = codes.view(torch.uint8)
-    tensors[f"{UP}_scale_inv"] = scales
+    return {UP: raw(codes), f"{UP}_scale_inv": scales}
 
 
-def codes_alone(tensors):
-    int8(tensors)
-    del tensors[f"{UP}_scale"]
+def shorter_names(tensors):
+    tensors |= codes_alone(tensors)
+    for key in [key for key in tensors if key.startswith("model.")]:
+        tensors[key.removeprefix("model.")] = tensors.pop(key)
 
 
-@pytest.mark.parametrize(
-    ("change", "dtype"), [(int8, "I8"), (bytes_of_fp8, "U8"), (codes_alone, "I8")], ids=lambda x: getattr(x, "__name__", x)
-)  # fmt: skip
+REFUSED = [
+    (int8, f"holds {UP} as I8, but its config.json has no quant"),
+    (bytes_of_fp8, f"holds {UP} as U8, but its config.json has no quant"),
+    (codes_alone, f"holds {UP} as I8, but its config.json has no quant"),
+    (shorter_names, f"holds {UP.removeprefix('model.')} as I8"),
+    *(({f"{K_PROJ}.{scale}": torch.ones(1)}, f"holds {K_PROJ}.{scale}, which nothing reads")
+      for scale in ("weight_scale", "weight_scale_inv", "scales")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "said"), REFUSED)
 @pytest.mark.parametrize("weights", ["native", "fp8_block128"])
-def test_a14_t2_integers_in_place_of_a_weight_are_an_error(tmp_path, change, dtype, weights):
-    with pytest.raises(KvbenchError, match=f"holds {UP} as {dtype}, but its config.json has no quant"):
-        load(write(tmp_path, change), weights)
-
-
-def test_a14_t2_integers_under_a_shorter_name_are_an_error(tmp_path):
-    def change(tensors):
-        codes_alone(tensors)
-        for key in [key for key in tensors if key.startswith("model.")]:
-            tensors[key.removeprefix("model.")] = tensors.pop(key)
-
-    with pytest.raises(KvbenchError, match=f"holds {UP.removeprefix('model.')} as I8"):
-        load(write(tmp_path, change))
-
-
-@pytest.mark.parametrize("name", [f"{K_PROJ}.weight_scale", f"{K_PROJ}.weight_scale_inv", f"{K_PROJ}.scales"])
-def test_a14_t2_a_scale_of_a_weight_that_nothing_reads_is_an_error(tmp_path, name):
-    folder = write(tmp_path, lambda tensors: tensors.update({name: torch.ones(1)}))
-    with pytest.raises(KvbenchError, match=f"holds {name}, which nothing reads"):
-        load(folder)
+def test_a14_t2_integer_weights_and_scales_that_nothing_reads_are_errors(tmp_path, change, said, weights):
+    with pytest.raises(KvbenchError, match=said):
+        load(write(tmp_path, change), weights=weights)
 
 
 def test_a14_t2_quantize_refuses_codes_and_writes_nothing(tmp_path):
@@ -91,26 +69,22 @@ def test_a14_t2_quantize_refuses_codes_and_writes_nothing(tmp_path):
     assert not out.exists()
 
 
-@pytest.mark.parametrize("name", ["model.layers.0.self_attn.k_scale", f"{K_PROJ}.output_scale"])
+@pytest.mark.parametrize("name", [CACHE_SCALE, f"{K_PROJ}.output_scale"])
 @pytest.mark.parametrize("weights", ["native", "fp8_block128"])
-def test_scales_of_a_cache_are_a_warning(tmp_path, name, weights):
-    folder = write(tmp_path, lambda tensors: tensors.update({name: torch.ones(1)}))
-    (warning,) = load(folder, weights).warnings()
+def test_scales_of_a_cache_are_a_warning_and_a_whole_checkpoint_has_none(tmp_path, name, weights):
+    assert load(native(tmp_path), weights=weights).warnings() == ()
+    edit(tmp_path, {name: torch.ones(1)})
+    (warning,) = load(tmp_path, weights=weights).warnings()
     assert f"scales of a KV cache ({name})" in warning
 
 
-def test_a_whole_checkpoint_warns_of_nothing(tmp_path):
-    assert load(write(tmp_path, lambda tensors: None)).warnings() == ()
-
-
-@pytest.mark.parametrize(
-    ("key", "what"),
-    [
-        ("h.0.attn.c_attn.qweight", "error"), ("h.0.attn.c_attn.qzeros", "error"), ("m.up_proj.weight.absmax", "error"),
-        ("m.up_proj.input_scale", "error"), ("m.k_proj.weight_scale", "error"), ("m.v_scale", "cache"),
-        ("m.attn.kv_scale", "cache"), ("m.v_proj.output_scale", "cache"), ("mtp.layers.0.weight", "other"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "what"), [
+    ("h.0.attn.c_attn.qweight", "error"), ("h.0.attn.c_attn.qzeros", "error"),
+    ("m.up_proj.weight.absmax", "error"), ("m.up_proj.input_scale", "error"),
+    ("m.k_proj.weight_scale", "error"),
+    ("m.v_scale", "cache"), ("m.attn.kv_scale", "cache"), ("m.v_proj.output_scale", "cache"),
+    ("mtp.layers.0.weight", "other"),
+])  # fmt: skip
 def test_what_is_not_read_is_told_apart(key, what):
     if what == "error":
         with pytest.raises(KvbenchError, match=f"holds {key}, which nothing reads"):
@@ -137,16 +111,12 @@ def run(tmp_path, matrix, runners):
 
 
 def test_a15_t2_a_warning_stands_in_every_record_and_first_in_the_report(tmp_path):
-    def change(tensors):
-        tensors["model.layers.0.self_attn.k_scale"] = torch.ones(1)
-
-    folder = write(tmp_path / "model", change)
-    code, said, out = run(
-        tmp_path, f"model: {folder}\naxes: {{kv_format: [native]}}", "parity: {lengths: [1], steps: 1}"
-    )
+    folder = write(tmp_path / "model", {CACHE_SCALE: torch.ones(1)})
+    matrix = f"model: {folder}\naxes: {{kv_format: [native]}}"
+    code, said, out = run(tmp_path, matrix, "parity: {lengths: [1], steps: 1}")
     assert code == 0, said
     assert "About the weights." in said
-    assert "scales of a KV cache (model.layers.0.self_attn.k_scale)" in " ".join(said.split())
+    assert f"scales of a KV cache ({CACHE_SCALE})" in " ".join(said.split())
     assert "About the weights" in (out / "report.html").read_text()
     (record,) = (json.loads(path.read_text()) for path in (out / "records").glob("*.json"))
     assert "scales of a KV cache" in record["facts"]["weight_warnings"][0]

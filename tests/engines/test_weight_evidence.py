@@ -1,4 +1,4 @@
-"""Evidence of the weights' precision: what a sound FP8 model shows, and what each injected fault is called."""
+"""Evidence of the weights' precision: what a sound FP8 model shows, and how each fault is named."""
 
 import re
 from dataclasses import replace
@@ -10,7 +10,6 @@ from torch import nn
 
 from kvbench.engines.reference import kind, load
 from kvbench.engines.reference.engine import Engine
-from kvbench.engines.reference.load import load_model
 from kvbench.engines.reference.weights import blocks as weights
 from kvbench.engines.reference.weights import fp8_linear as fp8linear
 from kvbench.engines.reference.weights.fp8_linear import Fp8Linear
@@ -34,18 +33,12 @@ MODULES = 7 * 4  # of tiny-llama and tiny-wide
 
 
 def spec_of(weights="fp8_block128", **keys):
-    return {
-        **CELL_KEYS,
-        "model": "tiny-llama",
-        "weights": weights,
-        "device": "cpu",
-        "dtype": "float32",
-        **keys,
-    }
+    own = {"model": "tiny-llama", "weights": weights, "device": "cpu", "dtype": "float32"}
+    return {**CELL_KEYS, **own, **keys}
 
 
 def loaded_as(weights="fp8_block128", dtype="float32", **keys):
-    return load_model(spec_of(weights, dtype=dtype, **keys), "cpu", dtype)
+    return load.load_model(spec_of(weights, dtype=dtype, **keys), "cpu", dtype)
 
 
 def decided(loaded, weights="fp8_block128"):
@@ -76,6 +69,11 @@ def some(loaded, name="layers.2.mlp.up_proj"):
     return next((n, m) for n, m in loaded.model.named_modules() if n.endswith(name))
 
 
+def is_mismatch(found, said):
+    assert found.state == MISMATCH
+    assert said in found.sentence
+
+
 def modules_of(loaded):
     return {n: m for n, m in loaded.model.named_modules() if isinstance(m, Fp8Linear)}
 
@@ -87,7 +85,7 @@ def plain(module):
     return made
 
 
-def test_fp8_weights_are_verified_at_every_level(fp8):
+def test_fp8_weights_are_verified_at_every_level_and_a_compiler_calls_what_the_probes_call(fp8):
     found = take(fp8)
     assert (found.state, found.effective, found.effective_weights) == (VERIFIED, "native", "fp8_block128")
     own = [x.name for x in found.levels if x.name.endswith("weights")]
@@ -96,19 +94,19 @@ def test_fp8_weights_are_verified_at_every_level(fp8):
     assert found.precision["gemm"] == "reference"
     e1, e4 = level(found, "E1").facts, level(found, "E4").facts
     assert (e1["modules"], e1["source"]) == (MODULES, "quantized on load")
-    # Two forwards; q, k, v have 64, 32 and 32 rows, which are no whole blocks, so each is a product of its own.
+    # Two forwards; q, k, v have 64, 32 and 32 rows, no whole blocks, so each is a product of its own.
     assert e4["products_a_forward"] * 2 == sum(e4["calls"].values())
     assert len(fp8.weights.shares) == MODULES  # every layer is held to its native weight when it is quantized
     assert 0 < max(fp8.weights.shares.values()) <= 1
-
-
-def test_without_a_forward_a_probed_step_shows_the_products(fp8):
-    """As of the runners that measure bytes or products."""
+    # Without a forward, as of the runners that measure bytes or products.
     found = evidence.examine(maker(fp8)(1, 48), reads_expected=False)
     e4 = level(found, "E4")
     assert e4.state == VERIFIED
     assert e4.sentence == "Every FP8 layer was computed in a probed decode step: reference 24 times."
     assert found.precision["gemm"] == "not measured"
+    _, module = some(fp8)
+    x = torch.randn(3, module.in_features)
+    assert torch.equal(module(x), fp8linear.fp8_linear_op(x, module.weight, module.weight_scale_inv, None))
 
 
 def test_native_weights_are_verified_native():
@@ -129,8 +127,8 @@ def test_weights_of_another_format_than_asked_for_are_named(held, asked, said):
 
 
 # What only a run shows is in tests/selftest.
-NAMED = [name for name in FAULTS if not name.startswith("gemm_measures") and "_by_the_run" not in name]
-NAMED = [name for name in NAMED if name not in ("gemm_leaves_a_shape_out", "gemm_wrong_at_two_rows")]
+OF_A_RUN = ("gemm_measures", "gemm_leaves_a_shape_out", "gemm_wrong_at_two_rows")
+NAMED = [name for name in FAULTS if not name.startswith(OF_A_RUN) and "_by_the_run" not in name]
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -148,16 +146,13 @@ def test_one_native_layer_is_named(fp8, told):
     """told: the loader's own list has it; else only the model itself can tell."""
     name, module = some(fp8)
     fp8.model.set_submodule(name, plain(module))
+    said, effective = "is stored as native (float32), expected fp8_block128", "mixed"
     if not told:
         object.__setattr__(fp8.weights, "modules", tuple(n for n in fp8.weights.modules if n != name))
+        said, effective = "was left native, beside layers that were quantized", "fp8_block128"
     found = take(fp8)
-    due = (
-        "is stored as native (float32), expected fp8_block128"
-        if told
-        else "was left native, beside layers that were quantized"
-    )
-    assert f"{name} {due}" in level(found, "E1").sentence
-    assert found.effective_weights == ("mixed" if told else "fp8_block128")
+    assert f"{name} {said}" in level(found, "E1").sentence
+    assert found.effective_weights == effective
 
 
 @pytest.mark.parametrize("where", ["attribute", "buffer", "list", "dict", "halves", "module"])
@@ -175,20 +170,16 @@ def test_a_second_copy_of_a_weight_is_named(fp8, where):
     assert "its weight a second time" in sentence
 
 
-def test_codes_changed_after_loading_are_not_the_source(fp8):
+def test_codes_and_scales_changed_after_loading_are_not_the_source_and_without_samples_it_is_unverified(fp8):
     name, module = some(fp8, "layers.0.mlp.up_proj")
+    said = f"{name}, rows from 0: the stored {{}} differ from the source's"
     module.weight.data.view(torch.uint8)[0, 0] ^= 1
-    e2 = level(take(fp8), "E2")
-    assert e2.state == MISMATCH
-    assert f"{name}, rows from 0: the stored codes differ from the source's" in e2.sentence
+    is_mismatch(level(take(fp8), "E2"), said.format("codes"))
     module.weight.data.view(torch.uint8)[0, 0] ^= 1
+    scales = module.weight_scale_inv.data.clone()
     module.weight_scale_inv.data.fill_(1.0)
-    assert (
-        f"{name}, rows from 0: the stored scales differ from the source's" in level(take(fp8), "E2").sentence
-    )
-
-
-def test_without_samples_the_source_is_unverified(fp8):
+    assert said.format("scales") in level(take(fp8), "E2").sentence
+    module.weight_scale_inv.data.copy_(scales)
     object.__setattr__(fp8.weights, "samples", ())
     assert level(take(fp8), "E2").state == UNVERIFIED
 
@@ -196,9 +187,7 @@ def test_without_samples_the_source_is_unverified(fp8):
 def test_products_that_nobody_recorded_are_missed(fp8):
     _, module = some(fp8, "layers.1.mlp.down_proj")
     module.forward = lambda x: x.new_zeros(*x.shape[:-1], module.out_features)
-    e4 = level(take(fp8), "E4")
-    assert e4.state == MISMATCH
-    assert "times in 2 forwards" in e4.sentence
+    is_mismatch(level(take(fp8), "E4"), "times in 2 forwards")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -225,8 +214,7 @@ def test_outputs_of_native_weights_are_named_where_the_tolerance_lets_them_pass(
     monkeypatch.setitem(fp8_linear._PATHS, "reference", native)
     monkeypatch.setitem(weightprobe.TOLERANCE, torch.float32, 1.0)
     e5 = weightprobe.probe_weights(fp8, decided(fp8))[2]
-    assert e5.state == MISMATCH
-    assert "outputs are closer to those of native weights than to those of the stored ones" in e5.sentence
+    is_mismatch(e5, "outputs are closer to those of native weights than to those of the stored ones")
 
 
 def test_a_gemm_dropped_between_decision_and_engine_is_named(fp8):
@@ -234,8 +222,8 @@ def test_a_gemm_dropped_between_decision_and_engine_is_named(fp8):
     used = Engine(fp8, decision, spec_of(), sequences=1, tokens=48)
     used.gemm = "reference"
     used.prefill(used.add(), list(range(8)))
-    sentence = level(evidence.examine(used, reads_expected=True), "E4").sentence
-    assert "the engine runs gemm reference, and w8a16 was resolved" in sentence
+    e4 = level(evidence.examine(used, reads_expected=True), "E4")
+    is_mismatch(e4, "the engine runs gemm reference, and w8a16 was resolved")
 
 
 def test_biases_are_whole_after_the_probe_and_one_that_is_not_added_is_named(monkeypatch):
@@ -245,19 +233,8 @@ def test_biases_are_whole_after_the_probe_and_one_that_is_not_added_is_named(mon
     assert level(take(loaded), "E3").state == VERIFIED
     assert all(torch.equal(p, before[n]) for n, p in loaded.model.named_parameters() if n in before)
     honest = blockwise.fp8_dequantize_matmul_torch
-    monkeypatch.setitem(
-        fp8_linear._PATHS, "reference", lambda x, codes, scales, bias=None: honest(x, codes, scales)
-    )
-    e5 = level(take(loaded), "E5")
-    assert e5.state == MISMATCH
-    assert "q_proj does not add its bias" in e5.sentence
-
-
-def test_the_op_is_the_module(fp8):
-    """What a compiler calls is what the probes call."""
-    _, module = some(fp8)
-    x = torch.randn(3, module.in_features)
-    assert torch.equal(module(x), fp8linear.fp8_linear_op(x, module.weight, module.weight_scale_inv, None))
+    monkeypatch.setitem(fp8_linear._PATHS, "reference", lambda *args, bias=None: honest(*args[:3]))
+    is_mismatch(level(take(loaded), "E5"), "q_proj does not add its bias")
 
 
 def test_a_quantizer_that_is_wrong_for_layer_and_sample_alike_is_outside_the_bound(monkeypatch):
@@ -267,9 +244,7 @@ def test_a_quantizer_that_is_wrong_for_layer_and_sample_alike_is_outside_the_bou
 
     monkeypatch.setattr(fp8linear, "quantize_blocks", cut)
     monkeypatch.setattr(weights, "quantize_blocks", cut)
-    e2 = level(take(loaded_as()), "E2")
-    assert e2.state == MISMATCH
-    assert "times E4M3's rounding from the native weight" in e2.sentence
+    is_mismatch(level(take(loaded_as()), "E2"), "times E4M3's rounding from the native weight")
 
 
 def test_a_model_that_is_loaded_again_is_probed_again_and_its_storage_with_every_task(fp8):

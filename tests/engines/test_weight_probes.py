@@ -1,4 +1,4 @@
-"""FP8 products looked at after a run: at its rows, at work in the model, by 128 columns; and which rows those are."""
+"""FP8 products looked at after a run: at which of its rows, at work in the model, by 128 columns."""
 
 import pytest
 import torch
@@ -20,13 +20,16 @@ def products(change):
     return lambda x, codes, scales, bias=None: change(x, honest(x, codes, scales, bias))
 
 
+def shapes_of(loaded, rows):
+    return {module.weight.shape: rows for module in modules_of(loaded).values()}
+
+
 @pytest.mark.parametrize("model", ["tiny-wide", "tiny-qwen2"])
 def test_products_are_looked_at_again_at_the_rows_of_the_run(model, monkeypatch):
     """Sound ones at the model's own probes, and with biases; wrong ones only at rows that the run had."""
     loaded, held = loaded_as(model=model), ReferenceExaminer()
-    shapes = {product.weight.shape for product in modules_of(loaded).values()}
     name, runs = "fp8_dequantize_matmul_torch", ((2, 1), (24, 9), (131, 1))
-    ran = Products({(name, (m, *shape)): calls for m, calls in runs for shape in shapes})
+    ran = Products({(name, (m, *shape)): calls for m, calls in runs for shape in shapes_of(loaded, ())})
 
     def levels(ran):
         return list(held.weight_probes(loaded, decided(loaded), spec_of(model=model), ran))
@@ -44,20 +47,18 @@ def test_products_are_looked_at_again_at_the_rows_of_the_run(model, monkeypatch)
 @pytest.mark.parametrize("model", ["tiny-wide", "tiny-qwen2", "tiny-qwen3"])
 def test_sound_models_hold_at_the_rows_of_a_run_in_every_dtype(model, dtype):
     loaded = loaded_as(model=model, dtype=dtype)
-    shapes = {m.weight.shape: [2, 33, 100] for m in modules_of(loaded).values()}
     make = maker(loaded, model=model, dtype=dtype)
     first = weightprobe.probe_weights(loaded, decided(loaded), make)
-    after = weightprobe.probe_after(loaded, decided(loaded), shapes, make)
+    after = weightprobe.probe_after(loaded, decided(loaded), shapes_of(loaded, [2, 33, 100]), make)
     assert [x.sentence for x in (*first, *after) if x.state != VERIFIED] == []
 
 
 def test_what_a_layer_gives_at_work_in_the_model_is_compared(fp8):
-    """A forward that is wrong only for what the model gives it: its input has no outliers, as the probes' has."""
+    """A forward that is wrong only for what the model gives it, which has no outliers as the probes have."""
     name, module = some(fp8)
     honest = module.forward
     module.forward = lambda x: honest(x) * (1.01 if x.abs().max() < 20 else 1)
-    first = weightprobe.probe_weights(fp8, decided(fp8))
-    assert all(x.state == VERIFIED for x in first)
+    assert all(x.state == VERIFIED for x in weightprobe.probe_weights(fp8, decided(fp8)))
     e5 = weightprobe.probe_after(fp8, decided(fp8), {}, maker(fp8))[2]
     assert e5.state == MISMATCH
     assert name in e5.sentence
@@ -99,8 +100,8 @@ def test_all_rows_of_few_are_compared_and_one_of_every_stripe_of_many():
 
 
 def test_one_row_that_is_wrong_or_no_number_is_found(fp8, monkeypatch):
-    """The last row of a tail that a tile does not fill; and a number that is none, in a row that is not compared."""
-    shapes = {product.weight.shape: [21] for product in modules_of(fp8).values()}
+    """The last row of a tail that a tile does not fill; and NaN in a row that is not compared."""
+    shapes = shapes_of(fp8, [21])
 
     def spoilt(row, factor):
         """What changes one row of the products of 21 rows."""
@@ -118,14 +119,15 @@ def test_a_run_is_looked_at_where_it_was_least_most_and_most_often():
     counts = {
         ("w8a16_matmul", (1, 8, 4)): 2, ("w8a16_matmul", (3, 8, 4)): 9, ("w8a16_matmul", (5, 8, 4)): 1,
         ("w8a16_matmul", (16, 8, 4)): 2, ("hopper_w8a8", (64, 8, 4)): 1, ("hopper_w8a8", (512, 8, 4)): 1,
-        ("fp8_quantize_activation", (99, 8, 4)): 5, ("w8a16_matmul", (0, 8, 4)): 50, ("w8a16_matmul", (7, 4, 8)): 1,
+        ("fp8_quantize_activation", (99, 8, 4)): 5, ("w8a16_matmul", (0, 8, 4)): 50,
+        ("w8a16_matmul", (7, 4, 8)): 1,
     }  # fmt: skip
     assert rows_of(Products(counts)) == {(8, 4): [1, 3, 16, 64, 512], (4, 8): [7]}
     assert rows_of(Products()) == {}
 
 
 def test_a_layer_that_the_model_no_longer_calls_is_named_after_the_run(fp8):
-    """Its code is called past its hooks, so that nothing at work in the model was compared: that is no proof."""
+    """Its code is called past its hooks, so that nothing at work in the model was compared: no proof."""
     name, _ = some(fp8, "layers.1.mlp.up_proj")
     mlp = fp8.model.get_submodule(name.removesuffix(".up_proj"))
     mlp.forward = lambda x: mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj.forward(x))

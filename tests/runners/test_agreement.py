@@ -126,8 +126,8 @@ def test_the_baseline_keeps_its_text_margins_and_noise_floor(runner_context, dra
 def test_a_line_end_needs_room_and_a_token_and_stands_behind_the_bos(runner_context):
     ctx = runner_context("agreement", steps=4, prompt_tokens=24)
     assert agreement._prefix(ctx, [1] * 4092, 4)[0] != []  # 4092 + 1 + 4 - 1 positions
-    prefix, reason = agreement._prefix(ctx, [1] * 4093, 4)
-    assert (prefix, reason) == ([], "none: prompt and steps take all 4096 positions of the model")
+    reason = "none: prompt and steps take all 4096 positions of the model"
+    assert agreement._prefix(ctx, [1] * 4093, 4) == ([], reason)
     assert neutral_ids(word_tokenizer(["a", " "])) == []
     assert perturbed([1, 5, 6], [9], [1]) == [1, 9, 5, 6]
     assert perturbed([5, 1, 6], [9], [1]) == [9, 5, 1, 6]
@@ -165,9 +165,13 @@ def test_native_against_itself_never_diverges_and_is_still_decoded_at_the_end(ru
     keys = {"steps": STEPS, "prompt_tokens": 24, "draft": 4}
     baseline = baseline_of(runner_context, as_baseline, **keys)
     measured = agreement.run(runner_context("agreement", baseline=baseline, **keys))
-    assert measured.samples["tokens"] == baseline.samples["tokens"]
-    assert measured.samples["continuation"] == []
-    assert measured.samples["native_text"] == measured.samples["text_before"] == ""
+    expected = {
+        "tokens": baseline.samples["tokens"],
+        "continuation": [],
+        "native_text": "",
+        "text_before": "",
+    }
+    assert measured.samples.items() >= expected.items()
     assert measured.facts["checked_decode_steps"] == list(range(STEPS - 9, STEPS))
 
 
@@ -186,15 +190,10 @@ def test_a_divergence_at_the_very_first_step_is_handled(runner_context, as_basel
 def test_a_decode_that_differs_from_reading_in_chunks_is_a_fault(runner_context, as_baseline):
     keys = {"steps": 32, "prompt_tokens": 24, "draft": 4}
     ctx = runner_context("agreement", baseline=baseline_of(runner_context, as_baseline, **keys), **keys)
-    make = ctx.engine
-
-    def broken(**size):
-        engine = make(**size)
-        real = engine.decode
-        engine.decode = lambda seqs, tokens: -real(seqs, tokens)
-        return engine
-
-    object.__setattr__(ctx, "engine", broken)
+    engine = ctx.engine(sequences=1, tokens=24 + 32)
+    real = engine.decode
+    engine.decode = lambda seqs, tokens: -real(seqs, tokens)
+    object.__setattr__(ctx, "engine", lambda **size: engine)
     with pytest.raises(KvbenchError, match="decode and prefill disagree"):
         agreement.run(ctx)
 
@@ -206,10 +205,9 @@ def test_a19_t4_what_cannot_be_compared_or_does_not_fit_is_refused(runner_contex
     assert measured.facts["mode"] == "teacher-forced, one token a forward"
     with pytest.raises(KvbenchError, match="another prompt"):
         agreement.run(runner_context("agreement", baseline=baseline, steps=4, prompt_tokens=25))
-    (tmp_path / "short.txt").write_text("Too short.")
-    data = str(tmp_path / "short.txt")
+    (data := tmp_path / "short.txt").write_text("Too short.")
     with pytest.raises(UsageError, match="has 10 tokens, but 24"):
-        agreement.run(runner_context("agreement", steps=4, prompt_tokens=24, data=data))
+        agreement.run(runner_context("agreement", steps=4, prompt_tokens=24, data=str(data)))
     ctx = runner_context("agreement", steps=4074, prompt_tokens=24)
     object.__setattr__(ctx, "engine", lambda **size: pytest.fail("an engine was made"))
     with pytest.raises(Refused, match="4096") as e:

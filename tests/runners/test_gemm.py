@@ -50,8 +50,8 @@ def bench(rows, dtype=torch.float32, path="auto"):
     return gemm.Bench(path, torch.device("cpu"), dtype, {"rows": rows, "max_rows": 70, "seed": 0}, 0)
 
 
-def product_of(name, model=None):
-    return next(p for p in gemm.products(model or Model()) if p.names == (f"layers.0.{name}",))
+def product_of(name, model):
+    return next(p for p in gemm.products(model) if p.names == (f"layers.0.{name}",))
 
 
 def test_layers_under_other_names_and_layers_left_out_are_refused():
@@ -84,7 +84,7 @@ def scaled(monkeypatch, layer, factor, rows):
     monkeypatch.setitem(fp8_linear._PATHS, "reference", path)
 
 
-def test_the_worst_layer_of_a_shape_counts(monkeypatch):
+def test_the_worst_layer_of_a_shape_counts_and_one_without_a_number_is_the_worst(monkeypatch):
     model = Model()
     product = product_of("o_proj", model)
     assert all(row["distance"] <= row["bound"] for row in bench([1, 5]).measure(product)["rows"])
@@ -93,16 +93,11 @@ def test_the_worst_layer_of_a_shape_counts(monkeypatch):
     assert one["distance"] <= one["bound"]
     assert (five["layer"], round(five["error"], 2)) == ("layers.1.o_proj", 0.25)
     assert five["distance"] > five["bound"]
-
-
-def test_a_layer_without_a_number_stays_the_worst(monkeypatch):
-    """The second of four layers gives NaN, and sound ones come after it."""
-    product = product_of("k_proj")
+    product = product_of("k_proj", model)
     assert len(product.layers) == 4
-    scaled(monkeypatch, product.layers[1].modules[0], math.nan, 1)
+    scaled(monkeypatch, product.layers[1].modules[0], math.nan, 1)  # sound ones come after it
     (row,) = bench([1]).measure(product)["rows"]
-    assert math.isnan(row["error"])
-    assert math.isnan(row["distance"])
+    assert (str(row["error"]), str(row["distance"])) == ("nan", "nan")
     assert row["layer"] == product.layers[1].names[0]
 
 
@@ -132,9 +127,8 @@ def test_a16_t1_every_number_of_rows_is_the_product_with_the_dequantized_weight(
     for product in gemm.products(Model(dtype=dtype)):
         with fp8linear.using("reference"):
             measured = bench(A16_ROWS, dtype, "reference").measure(product)
-        assert [row["m"] for row in measured["rows"]] == A16_ROWS
-        assert {row["path"] for row in measured["rows"]} == {"reference"}
-        assert {tuple(row["kernels"]) for row in measured["rows"]} == {("fp8_dequantize_matmul_torch",)}
+        ran = [(row["m"], row["path"], tuple(row["kernels"])) for row in measured["rows"]]
+        assert ran == [(m, "reference", ("fp8_dequantize_matmul_torch",)) for m in A16_ROWS]
         assert all(row["distance"] <= row["bound"] for row in measured["rows"])
         assert measured["routes"] == [[1, 70, "reference"]]
 
@@ -233,12 +227,10 @@ def test_the_fact_names_what_was_cold():
     head = "CUDA events over 10 of 36 layers in turn, L2 62,914,560 B: weights "
     text = gemm.turn(10, 36, 251_719_680, 503_439_360, L2, 8 * 10**9)
     assert text == f"{head}251,719,680 B, cold; native ones 503,439,360 B, cold"
+    head += "53,000,000 B, warm; native ones 106,000,000 B, partly cold; the model's "
     for model, words in ((60_000_000, "60,000,000 B fit into"), (163_000_000, "163,000,000 B exceed")):
         text = gemm.turn(10, 36, 53_000_000, 106_000_000, L2, model)
-        start = (
-            f"{head}53,000,000 B, warm; native ones 106,000,000 B, partly cold; the model's {words} the L2"
-        )
-        assert text.startswith(start)
+        assert text.startswith(f"{head}{words} the L2")
 
 
 @pytest.mark.parametrize(("layers", "order"), [(1, "aaaaa"), (3, "abcabc"), (7, "abcdefg")])
@@ -361,22 +353,22 @@ SWEEP = [
 
 def test_the_worst_of_all_rows_counts_and_is_named():
     found = values(SWEEP)
-    assert (found["gemm_error_max"].value, found["gemm_error_max"].note) == (0.03, "w8a16 0.004, w8a8 0.03")
-    share, paths = found["gemm_bound_share"], found["gemm_paths"]
-    assert (share.value, share.n, share.note) == (0.4, 3, "worst: 576 x 192, 32 rows, w8a16")
-    assert paths.value == 2
-    assert paths.note == "1..32 w8a16, 33.. w8a8 (N x K: 576 x 192); 1.. w8a8 (N x K: 192 x 576, 64 x 576)"
-    step, argmax = found["gemm_boundary_diff"], found["gemm_boundary_argmax"]
-    assert (step.value, step.n) == (0.027, 2)
-    assert step.note == "worst: 576 x 192, 32 rows w8a16 to 33 rows w8a8"
-    assert (argmax.value, argmax.n) == (0.5, 2)
+    paths = "1..32 w8a16, 33.. w8a8 (N x K: 576 x 192); 1.. w8a8 (N x K: 192 x 576, 64 x 576)"
+    noted = {
+        "error_max": (0.03, "w8a16 0.004, w8a8 0.03"),
+        "paths": (2, paths),
+        "bound_share": (0.4, "worst: 576 x 192, 32 rows, w8a16"),
+        "boundary_diff": (0.027, "worst: 576 x 192, 32 rows w8a16 to 33 rows w8a8"),
+        "native_time_ratio": (1.2, "worst: 576 x 192, 33 rows, w8a8"),
+    }
+    assert {name: (found[f"gemm_{name}"].value, found[f"gemm_{name}"].note) for name in noted} == noted
+    assert (found["gemm_boundary_argmax"].value, found["gemm_reference_time_ratio"].value) == (0.5, 0.15)
+    counts = {"bound_share": 3, "boundary_diff": 2, "boundary_argmax": 2, "native_time_ratio": 3}
+    assert {name: found[f"gemm_{name}"].n for name in counts} == counts
     # The worst counts, not the first.
     small = [row(8, "reference", 0.001), row(9, "w8a16", 0.001, row0_diff=0.002)]
     assert values([*small, *SWEEP])["gemm_boundary_diff"].value == 0.027
     assert values(SWEEP[:1])["gemm_boundary_diff"].value is None
-    native = found["gemm_native_time_ratio"]
-    assert (native.value, native.n, native.note) == (1.2, 3, "worst: 576 x 192, 33 rows, w8a8")
-    assert found["gemm_reference_time_ratio"].value == 0.15
     for rows in ([row(1, "reference", 0.0)], [row(1, "native", 0.0, us=1.0)]):
         ratio = values(rows)["gemm_native_time_ratio"]
         assert (ratio.value, ratio.n) == (None, 0)

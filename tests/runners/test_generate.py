@@ -51,12 +51,10 @@ def test_prompts_are_the_heads_of_documents(runner_context, tmp_path, monkeypatc
         prompts(prompts=1)
     template = "{% for m in messages %}<{{ m.content }}>{% endfor %}A:"
     monkeypatch.setattr(runner_context("generate").model.tokenizer, "chat_template", template)
-    documents = (
-        "Tell me a story about a fox and a river.",
-        "Describe the four seasons in a small town by the sea.",
-    )
-    found = prompts(data="instructions", chat_template=True, prompts=2)
-    assert found == [f"<{text}>A:" for text in documents]
+    assert prompts(data="instructions", chat_template=True, prompts=2) == [
+        "<Tell me a story about a fox and a river.>A:",
+        "<Describe the four seasons in a small town by the sea.>A:",
+    ]
 
 
 def test_more_tokens_than_positions_are_refused_before_any_work(runner_context):

@@ -54,9 +54,8 @@ def test_a08_t5_strided_tensors_are_views_with_an_offset():
     ("q_heads", "kv_heads"), [(14, 2), (9, 3), (32, 4), (24, 1), (48, 2), (71, 1), (8, 8)]
 )
 def test_a09_t1_the_oracle_is_plain_attention_and_maps_query_heads_to_kv_heads(q_heads, kv_heads):
-    q, k, v = (
-        torch.randn(s, dtype=torch.float64) for s in ((q_heads, 4), (3, kv_heads, 4), (3, kv_heads, 5))
-    )
+    shapes = (q_heads, 4), (3, kv_heads, 4), (3, kv_heads, 5)
+    q, k, v = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
     of = [h // (q_heads // kv_heads) for h in range(q_heads)]
     scores = torch.stack([k[:, of[h]] @ q[h] * 0.5 for h in range(q_heads)]).exp()
     expected = torch.stack([scores[h] / scores[h].sum() @ v[:, of[h]] for h in range(q_heads)])

@@ -108,14 +108,11 @@ def test_a03_t3_one_repeated_token_with_zeroed_values_has_a_finite_perplexity(kv
 def test_the_facts_say_what_the_number_is_of(model, text, backwards):
     facts = measure(model, text).facts
     tokens = len(bpe_tokenizer()(text.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"])
-    assert facts["tokens"] == tokens
-    assert facts["scored"] == tokens - facts["chunks_total"]
-    assert {k: facts[k] for k in ("protocol", "split", "bos", "stride", "chunk", "text")} == {
-        "protocol": "stream512", "split": "whole", "bos": "none", "stride": 512, "chunk": 512, "text": "raw",
-    }  # fmt: skip
-    assert facts["data_sha"] == corpus(str(text), None).sha256
+    expected = {"tokens": tokens, "scored": tokens - facts["chunks_total"], "seconds_native": None}
+    expected |= {"protocol": "stream512", "split": "whole", "bos": "none", "stride": 512, "chunk": 512}
+    expected |= {"text": "raw", "data_sha": corpus(str(text), None).sha256}
+    assert facts.items() >= expected.items()
     assert 0 < facts["seconds_candidate"] < 60  # A21 T4: not by the wall clock
-    assert facts["seconds_native"] is None
 
 
 def test_a_candidate_is_compared_with_a_native_pass_that_repeats_the_baseline(model, text):
@@ -126,19 +123,17 @@ def test_a_candidate_is_compared_with_a_native_pass_that_repeats_the_baseline(mo
     assert found.facts["native_rerun_max_abs_nll"] == 0.0
     assert found.samples["chunks"] != baseline.samples["chunks"]
     assert found.facts["seconds_native"] > 0
-    kld = found.samples["kld"]
-    assert (
-        kld["n"] == found.facts["scored"] == len(found.samples["kld_tokens"]) == len(found.samples["delta_p"])
-    )
+    kld, tokens = found.samples["kld"], found.samples["kld_tokens"]
+    assert kld["n"] == found.facts["scored"] == len(tokens) == len(found.samples["delta_p"])
     assert 0 < kld["p50"] < kld["p90"] < kld["p99"] <= kld["p999"] <= kld["max"]
-    assert min(found.samples["kld_tokens"]) >= 0
-    assert kld["mean"] == pytest.approx(sum(found.samples["kld_tokens"]) / kld["n"], rel=1e-5)
+    assert min(tokens) >= 0
+    assert kld["mean"] == pytest.approx(sum(tokens) / kld["n"], rel=1e-5)
     assert 0 < found.samples["top1_equal"] <= kld["n"]
     own = found.samples["chunks"]
     assert sum(c["kld"] for c in own) == pytest.approx(kld["mean"] * kld["n"])
     assert sum(c["delta_p"] for c in own) == pytest.approx(found.samples["delta_p_mean"] * kld["n"])
     assert sum(c["top1_equal"] for c in own) == found.samples["top1_equal"]
-    assert [c["kept"] for c in own] == [c["tokens"] for c in own]
+    assert all(c["kept"] == c["tokens"] for c in own)
     again = measure(model, text, baseline=baseline)
     assert (again.samples["kld"]["max"], set(again.samples["delta_p"])) == (0.0, {0.0})
     assert again.samples["top1_equal"] == again.facts["scored"]
@@ -175,10 +170,8 @@ def test_of_many_tokens_a_seeded_sample_is_kept_and_the_statistics_are_exact():
     assert samples == found.samples()
     assert len(samples["kld_tokens"]) == len(samples["delta_p"]) == KEPT
     assert samples["kld_tokens"] == [-x for x in samples["delta_p"]]
-    kept = [c["kept"] for c in found.by_chunk()]
-    assert kept == [
-        sum(1000 * i <= x < 1000 * (i + 1) for x in samples["kld_tokens"]) for i in range(len(kept))
-    ]
+    for i, chunk in enumerate(found.by_chunk()):
+        assert chunk["kept"] == sum(1000 * i <= x < 1000 * (i + 1) for x in samples["kld_tokens"])
     assert samples["kld"] == {
         "mean": (n - 1) / 2, "n": n, "max": n - 1.0,
         **{name: pytest.approx(level * (n - 1)) for name, level in perplexity.QUANTILES.items()},

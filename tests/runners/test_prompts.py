@@ -10,19 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from kvbench.data.corpora import corpus
 from kvbench.data.questions import Question, cloze
 from kvbench.runners.text import encode
-from kvbench.runners.text.encode import (
-    Encoder,
-    Pair,
-    bos_ids,
-    bos_policy,
-    common_prefix,
-    fit,
-    ids_by_head,
-    join,
-    overflow,
-    plain_ids,
-    strings,
-)
+from kvbench.runners.text.encode import Encoder, Pair, bos_ids, fit, ids_by_head, join, plain_ids
 from kvbench.runners.text.prompts import TEMPLATES, continuations, messages, plain, problem, spread
 from tests.factories.quality_tools import bpe_tokenizer, word_tokenizer
 
@@ -78,21 +66,18 @@ def test_cloze_joins_to_the_corpus_own_text_and_a_chat_is_turns_without_delimite
     assert plain(TEMPLATES["cloze"], q, []) + true == q.question + true
     turns = messages(TEMPLATES["mmlu"], ANATOMY, [SHOT])
     assert [t["role"] for t in turns] == ["system", "user", "assistant", "user"]
-    assert turns[2]["content"] == "A"
-    assert turns[3]["content"] == "Which bone?\nA. ulna\nB. rib\nC. None\nD. jaw\nAnswer:"
+    assert [t["content"] for t in turns[2:]] == ["A", MMLU_TEXT.split("\n\n")[-1]]
     assert continuations(TEMPLATES["mmlu"], ANATOMY, chat=True) == ["A", "B", "C", "D"]
 
 
 def test_a18_t1_answer_colon_wants_space_a_and_a_full_width_colon_wants_a():
-    spaced, bare = ids_of(" A"), ids_of("A")
-    assert (len(spaced), len(bare)) == (1, 1)
+    (spaced,), (bare,) = ids_of(" A"), ids_of("A")
     assert spaced != bare
-    assert list(pair_of("mmlu").continuations[0]) == spaced
-    assert list(pair_of("ceval").continuations[0]) == bare
+    assert [pair_of(task).continuations[0] for task in ("mmlu", "ceval")] == [(spaced,), (bare,)]
 
 
 def joined(tokenizer, prompt, answers, bos=()):
-    ids = plain_ids(tokenizer, strings(prompt, answers))
+    ids = plain_ids(tokenizer, encode.strings(prompt, answers))
     return join(ids[0], ids[1:], list(bos))
 
 
@@ -111,7 +96,7 @@ def test_a18_t2_a_token_across_the_join_is_scored_not_lost():
     assert (pair.context, len(pair.continuations[0])) == ((7,), 1)
     assert join([1, 2], [[1, 2, 3], [1, 2]], []) is None  # an answer without a token
     # Spaces that end the prompt go to the answer.
-    assert strings("Answer: ", ["A"]) == ["Answer:", "Answer: A"]
+    assert encode.strings("Answer: ", ["A"]) == ["Answer:", "Answer: A"]
     pair = joined(bpe_tokenizer(), "Answer: ", ["A"])
     assert (pair.merged, list(pair.continuations[0])) == (False, ids_of(" A"))
 
@@ -137,11 +122,9 @@ def with_bos():
 
 def test_a19_t1_exactly_one_bos_or_a_stated_policy():
     bare, adds = bpe_tokenizer(), with_bos()
-    assert bos_ids(bare) == []
-    assert "id 0" in bos_policy(bare)
-    assert "none added" in bos_policy(bare)
-    assert bos_ids(adds) == [0]
-    assert bos_policy(adds).startswith("one: the tokenizer puts [0] first")
+    assert (bos_ids(bare), bos_ids(adds)) == ([], [0])
+    assert all(words in encode.bos_policy(bare) for words in ("id 0", "none added"))
+    assert encode.bos_policy(adds).startswith("one: the tokenizer puts [0] first")
     pair = pair_of("mmlu", adds)
     assert (pair.context[0], pair.context.count(0)) == (0, 1)
     assert 0 not in pair.continuations[0]
@@ -158,11 +141,11 @@ def test_a19_t1_a_template_that_emits_bos_gets_no_second_one(start):
 
 def test_a19_t2_980_of_1109_tokens_do_not_fit_128_and_the_bos_survives_the_cut():
     pair = Pair(tuple(range(1108)), ((1,),), False)
-    assert overflow(pair, 128) == 980
+    assert encode.overflow(pair, 128) == 980
     fitted = fit(lambda shots: pair, 0, 128, bos=0)
     assert (fitted.dropped_tokens, fitted.truncated) == (980, True)
     assert fitted.pair.context == tuple(range(980, 1108))
-    assert [overflow(fitted.pair, window) for window in (128, 127, None)] == [0, 1, 0]
+    assert [encode.overflow(fitted.pair, window) for window in (128, 127, None)] == [0, 1, 0]
     fitted = fit(lambda shots: Pair((7, *range(100)), ((1, 2),), False), 0, 50, bos=1)
     assert fitted.pair.context == (7, *range(52, 100))  # 49, and 2 of the answer, whose last is not fed
     # A question without room for anything is not scored.
@@ -181,7 +164,7 @@ def test_a19_t3_whole_shots_go_first_and_task_question_and_bos_stay():
 
 def test_common_prefix_leaves_each_context_a_token():
     cases = ([(1, 2, 3), (1, 2, 4, 5)], [(1, 2), (1, 2, 4)], [(1, 2)], [(1, 2), (3, 4)])
-    assert [common_prefix(contexts) for contexts in cases] == [2, 1, 1, 0]
+    assert [encode.common_prefix(contexts) for contexts in cases] == [2, 1, 1, 0]
 
 
 def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch):
@@ -191,15 +174,10 @@ def test_a_head_encoded_once_gives_the_ids_of_whole_texts(monkeypatch):
     shot = Question("s", "human_aging", "Which organ pumps blood? " * 5, SHOT.choices, 0)
     own = encoder_for("mmlu", examples={"human_aging": [shot] * 5})
     texts = [t for q in questions for t in own.texts(q, 5)]
-    calls = []
-
-    def counting(tokenizer, texts):
-        calls.append(sum(map(len, texts)))
-        return plain_ids(tokenizer, texts)
-
-    monkeypatch.setattr(encode, "plain_ids", counting)
+    seen = []
+    monkeypatch.setattr(encode, "plain_ids", lambda own, some: seen.extend(some) or plain_ids(own, some))
     assert ids_by_head(tokenizer, texts) == plain_ids(tokenizer, texts)
-    assert sum(calls) < sum(map(len, texts)) / 2
+    assert len("".join(seen)) < len("".join(texts)) / 2
 
 
 def test_a_tokenizer_that_does_not_split_at_the_cut_gets_whole_texts():

@@ -78,12 +78,11 @@ def test_tokens_are_counted_from_the_head_of_the_text(start, expected):
 
 def test_a_layer_that_costs_more_is_named_and_kept(runner_context):
     """One layer's given scale is far too large, in K and in V: its loss is the model's."""
-    scales = [0.1, 0.1, 50.0, 0.1]
-    scale = {"k": scales, "v": scales}
+    scale = {side: [0.1, 0.1, 50.0, 0.1] for side in "kv"}
     found = measured(runner_context, kv_format="int8_static", scale=scale, budget_pct=80.0)
     values = rows(found.samples, found.facts)
-    assert values["sens_layer_alone"].note.startswith("2 documents; layer 2; mean ")
-    assert values["sens_layer_gain"].note.startswith("2 documents; layer 2; mean ")
+    for metric in ("sens_layer_alone", "sens_layer_gain"):
+        assert values[metric].note.startswith("2 documents; layer 2; mean ")
     assert found.facts["suggested"] == [2]
     assert values["sens_kld_suggested"].value < values["sens_kld_all"].value / 5
     assert "layer 2 native: " in values["sens_kld_suggested"].note
@@ -130,8 +129,9 @@ def skipping(monkeypatch, skips):
 def test_an_emulation_that_skips_a_layer_is_an_error_on_every_backend(runner_context, monkeypatch, layer):
     monkeypatch.setattr(sensitivity, "backend_label", lambda engine: "triton")
     skipping(monkeypatch, lambda part, at: at == layer)
-    words = r"\(up to 0\.001 of the largest, .*, is rounding in float32\): the parts are not"
-    with pytest.raises(KvbenchError, match=words):
+    with pytest.raises(
+        KvbenchError, match=r"\(up to 0\.001 of the largest, .* in float32\): the parts are not"
+    ):
         measured(runner_context)
 
 
@@ -150,9 +150,7 @@ def test_logits_of_other_kernels_may_be_so_far_apart_and_no_farther(runner_conte
 
 
 @pytest.mark.parametrize(("wrong", "backend"), [("nan", "torch"), ("nan", "triton"), ("inf", "triton")])
-def test_logits_of_the_own_engine_that_are_no_numbers_are_an_error(
-    runner_context, monkeypatch, wrong, backend
-):
+def test_own_logits_that_are_no_numbers_are_an_error(runner_context, monkeypatch, wrong, backend):
     at, new = (torch.tensor([3]), torch.tensor([5])), torch.tensor(float(wrong))
     changed_logits(monkeypatch, backend, lambda x, own: x.index_put(at, new) if own else x)
     with pytest.raises(KvbenchError, match=f"a logit differs by {wrong} from the engine in int8_sym"):
@@ -167,8 +165,8 @@ def test_parts_that_nothing_was_quantized_of_are_an_error(runner_context, monkey
         measured(runner_context)
 
 
-def part(kind, of, kld):
-    return {"kind": kind, "of": of, "texts": [[10, kld * 10, 10]]}
+def part(kind, of, *klds):
+    return {"kind": kind, "of": of, "texts": [[10, kld * 10, 10] for kld in klds]}
 
 
 def test_one_part_may_cost_nothing_and_so_may_all_where_the_whole_does():
@@ -205,16 +203,14 @@ def test_layers_are_chosen_by_what_they_gain_a_byte(room, extra, chosen):
 
 
 def test_values_are_means_over_tokens_with_intervals_over_texts():
-    texts = {("all", None): (1.0, 3.0), ("kept", 0): (0.5, 1.5), ("alone", 0): (0.2, 0.2)}
-    parts = [{"kind": k, "of": of, "texts": [[10, a, 9], [10, b, 8]]} for (k, of), (a, b) in texts.items()]
+    parts = [part("all", None, 0.1, 0.3), part("kept", 0, 0.05, 0.15), part("alone", 0, 0.02, 0.02)]
     facts = {"suggested": [], "extra_bytes_per_token": [5.0], "suggested_extra_bytes_per_token": 0.0}
     facts |= {"budget_bytes_per_token": 1.0, "budget_pct": 10.0, "quantized_bytes_per_token": 10.0}
     found = rows({"parts": parts}, facts)
     assert found["sens_kld_all"].value == pytest.approx(0.2)
-    gain = found["sens_layer_gain"]
+    gain, suggested = found["sens_layer_gain"], found["sens_kld_suggested"]
     assert (gain.value, gain.units) == (pytest.approx(0.1), 2)
     # t with one degree of freedom is 12.706; the gains are 0.05 and 0.15, so the mean's error is 0.05
     assert gain.high == pytest.approx(0.1 + 12.7062 * 0.05, rel=1e-4)
     assert found["sens_layer_alone"].value == pytest.approx(0.02)
-    assert found["sens_kld_suggested"].value is None
-    assert found["sens_kld_suggested"].note == "no layer fits 10% more bytes; one takes 50.0%"
+    assert (suggested.value, suggested.note) == (None, "no layer fits 10% more bytes; one takes 50.0%")

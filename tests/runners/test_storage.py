@@ -34,8 +34,8 @@ def test_bytes_of_every_layer_equal_the_formula(runner_context, fmt):
     ctx = runner_context("storage", kv_format=fmt, scale=scale, batch=2, context=33)
     measured = storage.run(ctx)
     payload, scales, dtype = EXPECTED[fmt]
-    layer = {"payload": payload, "scales": scales, "dtype": dtype}
-    layer |= {"expected_payload": payload, "expected_scales": scales}
+    due = {"expected_payload": payload, "expected_scales": scales}
+    layer = {"payload": payload, "scales": scales, "dtype": dtype, **due}
     assert measured.samples["layers"] == [{"layer": i, **layer} for i in range(4)]
     facts = measured.facts
     assert (facts["tokens"], facts["page_table_bytes"]) == (96, 6 * 8)
@@ -101,10 +101,8 @@ def facts_on_a_counting_device(runner_context, monkeypatch, contexts, copy):
 
 
 @pytest.mark.parametrize("copy", [0, 1])
-def test_a24_t2_the_peak_is_the_cells_own_and_a_second_copy_of_the_pages_is_in_no_part(
-    runner_context, monkeypatch, copy
-):
-    """The big cell first."""
+def test_a24_t2_the_peak_is_the_cells_own_and_no_part_has_a_second_copy(runner_context, monkeypatch, copy):
+    """A second copy of the pages; the big cell first."""
     found = facts_on_a_counting_device(runner_context, monkeypatch, (500, 20), copy)
     for context, (facts, kv) in found.items():
         assert (facts["held_bytes"], facts["workspace_bytes"]) == (HELD, (context - 1) * 1000)
@@ -131,26 +129,16 @@ def test_a01_t1_a_store_that_is_native_or_larger_than_asked_is_seen(runner_conte
 
 
 def test_a15_t3_tied_weights_count_once_and_slices_of_one_buffer_are_not_tied():
-    class Tied(nn.Module):
-        def __init__(self, tied):
-            super().__init__()
-            self.embedding = nn.Embedding(49152, 576, dtype=torch.bfloat16)
-            self.head = nn.Linear(576, 49152, bias=False, dtype=torch.bfloat16)
-            if tied:
-                self.head.weight = self.embedding.weight
-            self.register_buffer("table", torch.zeros(1000), persistent=False)
-
-    class Mapped(nn.Module):
-        """Two parameters that are slices of one mapped buffer share a storage and are still two."""
-
-        def __init__(self):
-            super().__init__()
-            whole = torch.zeros(120)
-            self.a, self.b = nn.Parameter(whole[:40]), nn.Parameter(whole[60:])
-
-    assert weights_bytes(Tied(True)) == 56_623_104
-    assert weights_bytes(Tied(False)) == 2 * 56_623_104
-    assert weights_bytes(Mapped()) == 400
+    model, mapped, whole = nn.Module(), nn.Module(), torch.zeros(120)
+    model.embedding = nn.Embedding(49152, 576, dtype=torch.bfloat16)
+    model.head = nn.Linear(576, 49152, bias=False, dtype=torch.bfloat16)
+    model.register_buffer("table", torch.zeros(1000), persistent=False)
+    assert weights_bytes(model) == 2 * 56_623_104
+    model.head.weight = model.embedding.weight
+    assert weights_bytes(model) == 56_623_104
+    # Two parameters that are slices of one mapped buffer share a storage and are still two.
+    mapped.a, mapped.b = nn.Parameter(whole[:40]), nn.Parameter(whole[60:])
+    assert weights_bytes(mapped) == 400
 
 
 SMOLLM = {"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
@@ -169,12 +157,11 @@ def shape_of(config, dtype=torch.bfloat16):
 
 
 def test_a15_t3_smollm_counts_its_tied_embedding_once():
-    """49,152 x 576 in BF16 are 56,623,104 B; the output layer is the same tensor."""
     native = formula(shape_of(SMOLLM), "native")
     assert native == {"payload": 0, "scales": 0, "native": 269_030_016}
     fp8 = formula(shape_of(SMOLLM), "fp8_block128")
     norms = 2 * (30 * 2 * 576 + 576)
-    assert fp8 == {"payload": 106_168_320, "scales": 30_000, "native": 56_623_104 + norms}
+    assert fp8 == {"payload": 106_168_320, "scales": 30_000, "native": 56_623_104 + norms}  # 49,152 x 576
     # An embedding that is a fifth of the model keeps it over 60% of its 16-bit size.
     assert sum(fp8.values()) / sum(native.values()) == pytest.approx(0.605478, abs=1e-6)
     fp32 = sum(formula(shape_of(SMOLLM, torch.float32), "fp8_block128").values())  # the gates' ratios
@@ -218,10 +205,7 @@ def test_a_dequantized_weight_and_a_second_copy_are_off_the_formula(quantized):
     quantized.model.register_buffer("kept", torch.zeros(100, 192))
     facts = weight_facts(quantized, "fp8_block128")
     assert facts["weight_native_bytes"] - facts["weight_bytes_formula"]["native"] == 4 * 100 * 192
-    name = quantized.weights.modules[0]
-    module = quantized.model.get_submodule(name)
-    plain = nn.Linear(module.in_features, module.out_features, bias=False)
-    quantized.model.set_submodule(name, plain)
+    quantized.model.set_submodule(quantized.weights.modules[0], nn.Linear(192, 192, bias=False))
     facts = weight_facts(quantized, "fp8_block128")
     assert facts["weight_bytes_formula"]["payload"] - facts["weight_payload_bytes"] == 192 * 192
     off = facts["weight_native_bytes"] - facts["weight_bytes_formula"]["native"]

@@ -63,9 +63,8 @@ def test_llamacpp_scores_255_of_512_and_whole_chunks_only_each_with_the_bos():
 
 
 def test_packs_hold_neighbours_up_to_the_limit():
-    assert list(packed([200, 200, 200, 600, 1], 512)) == [[0, 1], [2], [3], [4]]
-    assert list(packed([256, 256], 512)) == [[0, 1]]
-    assert list(packed([], 512)) == []
+    cases = ([200, 200, 200, 600, 1], [256, 256], [])
+    assert [list(packed(sizes, 512)) for sizes in cases] == [[[0, 1], [2], [3], [4]], [[0, 1]], []]
 
 
 def logits(rows, vocab=500, scale=4.0):
@@ -98,8 +97,7 @@ def test_divergence_equals_the_definition_in_float64():
     found = compare(native, candidate, targets)
     p, q = native.double().log_softmax(-1), candidate.double().log_softmax(-1)
     assert (found.kld - (p.exp() * (p - q)).sum(-1)).abs().max() < 1e-10
-    true = torch.arange(70), targets
-    assert (found.delta_p - (q.exp() - p.exp())[true]).abs().max() < 1e-7
+    assert (found.delta_p - (q.exp() - p.exp())[range(70), targets]).abs().max() < 1e-7
     assert torch.equal(found.native, logprobs(native, targets))
     assert torch.equal(found.candidate, logprobs(candidate, targets))
     native, candidate = logits(6), logits(6).flip(1) * 30  # far apart

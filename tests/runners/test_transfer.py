@@ -45,9 +45,7 @@ def test_a08_t1_what_is_moved_each_way_is_the_formula(runner_context, fmt):
     ("name", "words"),
     [("k", "Layer 2: k of"), ("v_scale", "Layer 2: v_scale of"), ("order", "Layer 0: k of")],
 )
-def test_a08_t2_a_swap_that_loses_a_part_or_an_order_leaves_no_result(
-    runner_context, monkeypatch, name, words
-):
+def test_a08_t2_a_swap_that_loses_a_part_leaves_no_result(runner_context, monkeypatch, name, words):
     def lossy(host, layers, pages):
         lost = getattr(layers[2], name).view(torch.uint8) if name != "order" else torch.empty(0)
         kept = lost.clone()
