@@ -307,3 +307,10 @@ def test_a02_t3_layers_without_a_scale_are_named(gone, words):
     assert e.value.reason == "checkpoint_has_no_scales"
     assert f"The checkpoint {words};" in str(e.value)
     assert "checkpoint_or_default" in str(e.value)
+
+
+@pytest.mark.parametrize("model_type", ["", None, 7])
+def test_a_published_file_names_its_model_type(published, matrix, model_type):
+    published(model_type, **ranks({str(i): 0.5 for i in range(4)}))
+    with pytest.raises(UsageError, match="for model_type, expected the model's type"):
+        matrix(FP8)

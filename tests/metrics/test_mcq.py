@@ -6,6 +6,7 @@ import pytest
 from scipy import stats as scipy_stats
 
 from kvbench.metrics.declare.units import NAT
+from kvbench.metrics.mcq import best_choices
 from tests.factories.runs.made import BASE, CAND, MadeRun
 
 RIGHT, WRONG = (-1.0, -2.0), (-2.0, -1.0)
@@ -184,3 +185,9 @@ def test_other_questions_are_not_compared():
     ):
         row = run_of([q], [native], **facts).row("mcq_delta_pt")
         assert (row.value, words in row.note) == (None, True)
+
+
+def test_a_choice_without_a_number_leaves_its_question_without_a_pick():
+    broken = question(0, 1, math.nan, -1.0)
+    assert best_choices([math.nan, -1.0], [1, 1]) == best_choices([-1.0, -2.0], [1, 0]) == []
+    assert math.isnan(run_of([broken], [question(0, 1, *RIGHT)]).row("mcq_accuracy").value)

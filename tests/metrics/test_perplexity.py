@@ -109,7 +109,8 @@ def test_a17_t6_other_versions_and_other_chunks_are_not_compared():
 def test_a_count_that_the_chunks_contradict_and_nothing_scored_are_no_perplexity():
     row = text_run(chunks((9.0, 60)), facts=text_facts(61)).row("ppl")
     assert (row.value, row.note) == (None, "the record says 61 scored tokens, its chunks hold 60")
-    assert text_run(chunks((0.0, 0))).row("ppl").value is None
+    empty = text_run(chunks((0.0, 0))).row("ppl")
+    assert (empty.value, empty.note) == (None, "no token was scored")
 
 
 def test_a_collapsed_model_has_an_infinite_perplexity_not_a_crash():

@@ -14,7 +14,7 @@ from kvbench.gate.decide import Limits, broken, rule
 from kvbench.gate.verdict import FAIL, INCONCLUSIVE, PASS
 from kvbench.stats import intervals as stats
 from kvbench.stats.p_values import holm
-from kvbench.stats.power import Spread
+from kvbench.stats.power import Spread, _clopper_pearson
 
 Z_BOTH = 1.959963984540054 + 0.8416212335729143  # of 95% and of 80% power
 
@@ -215,3 +215,9 @@ def test_an_interval_that_was_cut_off_at_0_or_1_is_told_by_its_other_end_or_deci
 def test_a_limit_that_nothing_can_break_is_kept_and_not_open():
     ruling = rule(wilson(93, 100), 100, Limits(-math.inf, math.inf), 1.0, 1)
     assert (ruling.status, ruling.reason, ruling.no_n) == (PASS, "kept", "")
+
+
+def test_the_exact_interval_of_a_share_ends_where_the_shares_end():
+    for successes, n in ((0, 20), (3, 20), (20, 20)):
+        due = scipy_stats.binomtest(successes, n).proportion_ci(0.95, "exact")
+        assert _clopper_pearson(successes, n, 0.05) == pytest.approx((due.low, due.high), rel=1e-9)
