@@ -90,7 +90,7 @@ def plan(
     shard: options.Shard = None,
     json_: options.Json = False,
 ) -> None:
-    """Show what would run: cells, backends with reasons, expected bytes, reused records, open gate checks."""
+    """Show what would run: cells, backends with reasons, bytes, reused records, unanswered gate checks."""
     with handled():
         from kvbench.preflight.plan import plan_cell, plan_json, plan_text
         from kvbench.records import shards

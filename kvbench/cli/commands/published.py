@@ -18,7 +18,7 @@ def check_table(
     csv: Annotated[list[Path], Argument(help="Published tables, e.g. reports/reference/fp8_itl.csv")],
     json_: options.Json = False,
 ) -> None:
-    """Check published tables: units, ratios, identities, what bytes and questions allow. 1: a finding."""
+    """Check published tables: units, ratios, identities, what bytes allow. Exits 1 for a finding."""
     with handled(NOTHING_WRITTEN):
         from kvbench.published.rules import RULES, as_json, as_text, check
         from kvbench.published.table import read
